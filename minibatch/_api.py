@@ -1,0 +1,232 @@
+"""`vmap`, and the object it returns."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+import jax
+from jax.tree_util import tree_flatten, tree_leaves
+
+from minibatch import _axes, _errors, _jax, rules
+from minibatch._batched import Axis
+from minibatch._compile import Program, Programs
+from minibatch._trace import Call, parts, trace
+
+__all__ = ["Vmapped", "rules", "vmap"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Vmapped(Generic[P, R]):
+    """A function mapped over an axis of its arguments: what `vmap` returns.
+
+    Call it as `fun` itself is called. It keeps `fun`'s name, documentation and signature, works as a method on a class,
+    and pickles where `fun` does.
+    """
+
+    __wrapped__: Callable[P, R]
+
+    def __init__(self, fun: Callable[P, R], options: dict[str, Any]) -> None:
+        self._fun = fun
+        self._options = options
+        self._in_axes = _axes.check("in_axes", options["in_axes"])
+        self._out_axes = _axes.check("out_axes", options["out_axes"])
+        self._programs = Programs()
+        functools.update_wrapper(self, fun, updated=())
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Map: compiled outside any other transformation, emitted into it inside one."""
+        call = self._bind(args, kwargs)
+        if not self._options["compile"] or not _jax.trace_state_clean() or _any_tracer(call.leaves):
+            return _emit(call)
+        program, call = self._programs.find(call)
+        return program.emit(call) if _any_tracer(program.consts) else program(call)
+
+    def jaxpr(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """The batched program for these arguments, as a jaxpr that prints.
+
+        Args:
+          *args: as for a call; an array may be a `jax.ShapeDtypeStruct`.
+          **kwargs: likewise.
+
+        Returns:
+          A closed jaxpr. Its inputs are the arrays among the arguments, in order; what else was shared is part of it.
+
+        >>> import jax.numpy as jnp, minibatch
+        >>> print(minibatch.vmap(lambda x, w: x @ w, in_axes=(0, None)).jaxpr(jnp.ones((3, 2)), jnp.ones(2)))
+        { lambda ; a:f32[3,2] b:f32[2]. let
+            c:f32[3] = dot_general[
+              dimension_numbers=(([1], [0]), ([], []))
+              preferred_element_type=float32
+            ] a b
+          in (c,) }
+        """
+        call = self._bind(args, kwargs)
+        return _jax.trace_jaxpr(lambda *arrays: tree_leaves(_emit(call.with_arrays(arrays))), map(jax.typeof, call.arrays()))
+
+    def trace(self, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Traced:
+        """Trace the batched program as `jax.jit(...).trace` does. Arguments without any array are static."""
+        return self._jitted(args, kwargs).trace(*args, **kwargs)
+
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Lowered:
+        """Lower the batched program as `jax.jit(...).lower` does. Arguments without any array are static."""
+        return self._jitted(args, kwargs).lower(*args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """Forget the programs compiled so far."""
+        self._programs.clear()
+
+    def _jitted(self, args: tuple, kwargs: dict) -> Any:
+        static = [i for i, arg in enumerate(args) if _is_static(arg)]
+        names = [name for name, arg in kwargs.items() if _is_static(arg)]
+
+        def emitted(*args: Any, **kwargs: Any) -> Any:
+            return _emit(self._bind(args, kwargs))
+
+        emitted.__name__ = _errors.name_of(self._fun)
+        return jax.jit(emitted, static_argnums=static, static_argnames=names)
+
+    def _bind(self, args: tuple, kwargs: dict) -> Call:
+        fun, axis_size = self._fun, self._options["axis_size"]
+        leaves, in_tree = tree_flatten((args, kwargs), is_leaf=_jax.is_vmappable if _jax.vmappables else None)
+        axes = self._axes_of(args, kwargs, leaves)
+        size = _axes.size_of(axes, leaves, axis_size, lambda: list(_axes.leaf_names(fun, args, kwargs)))
+        if size is None and not (args or kwargs):
+            raise ValueError(_errors.nothing_mapped([]))
+        axes = tuple([d if d is None or d >= 0 else d + len(x.shape) for d, x in zip(axes, leaves, strict=True)])
+        traced = tuple([d is not None or isinstance(x, TRACED) or _jax.is_vmappable(x) for d, x in zip(axes, leaves, strict=True)])
+        axis = Axis(size, self._options["axis_name"], self._spmd_name(), _mesh_name(leaves, axes))
+        return Call(fun, leaves, in_tree, axes, traced, axis, self._out_axes)
+
+    def _axes_of(self, args: tuple, kwargs: dict, leaves: list) -> list[int | None]:
+        if type(self._in_axes) is int and not kwargs and not _jax.vmappables:
+            return [self._in_axes] * len(leaves)
+        specs, by_name = _axes.for_arguments(self._fun, self._in_axes, args, kwargs)
+        axes: list[int | None] = []
+        for i, (spec, arg) in enumerate(zip(specs, args, strict=True)):
+            name = f"args[{i}]"
+            axes += _axes.spread(spec, arg, f"in_axes[{i}]", name)
+        for name in sorted(kwargs):
+            axes += _axes.spread(by_name[name], kwargs[name], f"in_axes[{name!r}]", f"kwargs[{name!r}]")
+        return _merge_parts(axes, leaves) if _jax.vmappables else axes
+
+    def _spmd_name(self) -> tuple[Hashable, ...]:
+        name = self._options["spmd_axis_name"]
+        return () if name is None else name if isinstance(name, tuple) else (name,)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __reduce__(self) -> tuple:
+        return _restore, (self._fun, self._options)
+
+    def __repr__(self) -> str:
+        return f"<minibatch.vmap of {_errors.name_of(self._fun)}, in_axes={self._in_axes}, out_axes={self._out_axes}>"
+
+
+TRACED = (jax.Array, jax.ShapeDtypeStruct)  # shared leaves that a program takes as arguments; a tracer is a jax.Array
+
+
+def _restore(fun: Callable, options: dict[str, Any]) -> Vmapped:
+    return Vmapped(fun, options)
+
+
+def _emit(call: Call) -> Any:
+    call, traced = trace(call)
+    return Program(call, traced).emit(call)
+
+
+def _any_tracer(leaves: list) -> bool:
+    return any(isinstance(x, jax.core.Tracer) for leaf in leaves for x in parts(leaf))
+
+
+def _is_static(arg: Any) -> bool:
+    return not any(isinstance(x, jax.ShapeDtypeStruct) or hasattr(x, "__array__") for x in tree_leaves(arg))
+
+
+def _merge_parts(axes: list, leaves: list) -> list:
+    """One axis for each leaf, from one for each array: a container mapped as a whole has the same for all its arrays."""
+    rest = iter(axes)
+    return [[next(rest) for _ in parts(leaf)][0] for leaf in leaves]
+
+
+def _mesh_name(leaves: list, axes: tuple) -> Any:
+    """The explicit mesh axis that the mapped axis is sharded over, or None."""
+    names = {_jax.mesh_axis(x, d) for leaf, d in zip(leaves, axes, strict=True) if d is not None for x in parts(leaf)}
+    names.discard(None)
+    if len(names) > 1:
+        raise ValueError(_errors.mesh_axes_differ(names))
+    return names.pop() if names else None
+
+
+@overload
+def vmap(fun: Callable[P, R], in_axes: Any = 0, out_axes: Any = 0, axis_name: Hashable | None = None,
+         axis_size: int | None = None, spmd_axis_name: Any = None, *, compile: bool = True) -> Vmapped[P, R]: ...  # fmt: skip
+@overload
+def vmap(fun: None = None, in_axes: Any = 0, out_axes: Any = 0, axis_name: Hashable | None = None,
+         axis_size: int | None = None, spmd_axis_name: Any = None, *,
+         compile: bool = True) -> Callable[[Callable[P, R]], Vmapped[P, R]]: ...  # fmt: skip
+def vmap(
+    fun: Any = None,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    axis_name: Hashable | None = None,
+    axis_size: int | None = None,
+    spmd_axis_name: Any = None,
+    *,
+    compile: bool = True,  # noqa: A002 - the word users know
+) -> Any:
+    """Map `fun` over an axis of its arguments.
+
+    As `jax.vmap`, with the first six arguments in the same order and of the same meaning. Outside any other
+    transformation the mapped function is compiled by `jax.jit`, and like every compiled function is taken to be pure;
+    inside one it is emitted into it.
+
+    Args:
+      fun: the function of one lane. Omitted, `vmap(in_axes=...)` is a decorator.
+      in_axes: where each argument has its lanes: an int, None (shared by all lanes), a container of those that matches
+        the argument node by node (None or an int stands for a whole subtree), or a callable asked for each leaf, such
+        as `if_array(0)`. A tuple has one entry for each parameter of `fun`, in order, however it is passed; a dict has
+        one by the parameter's name. A keyword argument that neither covers is mapped on axis 0, except leaves that have
+        no such axis, which are shared.
+      out_axes: likewise where each output gets its lanes; None for an output that no lane changes, `if_batched(0)`
+        to have lanes only where one does.
+      axis_name: a name for the mapped axis, for collectives in `fun`.
+      axis_size: the number of lanes; needed where no argument is mapped.
+      spmd_axis_name: mesh axis, or a tuple of them, over which the mapped axis is sharded.
+      compile: False to trace afresh at every call and run equation by equation, as `jax.vmap` does.
+
+    Returns:
+      A `Vmapped`: callable as `fun` is, with a lane axis in the mapped arguments and in the results.
+
+    Raises:
+      TypeError: `fun` is not callable, or `in_axes` or `out_axes` hold something that is no axis.
+      ValueError: at the call, if the arguments do not fit `in_axes`, or their sizes differ.
+
+    >>> import jax.numpy as jnp, minibatch
+    >>> minibatch.vmap(lambda x, w: x @ w, in_axes=(0, None))(jnp.ones((3, 2)), jnp.ones(2))
+    Array([2., 2., 2.], dtype=float32)
+
+    >>> @minibatch.vmap(in_axes={"scale": None})
+    ... def scaled(x, scale):
+    ...     return x * scale
+    >>> scaled(jnp.arange(3.0), scale=2.0)
+    Array([0., 2., 4.], dtype=float32)
+    """
+    options = {
+        "in_axes": in_axes,
+        "out_axes": out_axes,
+        "axis_name": axis_name,
+        "axis_size": axis_size,
+        "spmd_axis_name": spmd_axis_name,
+        "compile": compile,
+    }
+    if fun is None:
+        return lambda fun: vmap(fun, **options)
+    if not callable(fun):
+        raise TypeError(_errors.not_callable(fun))
+    return Vmapped(fun, options)

@@ -1,0 +1,24 @@
+"""The rules: importing this package enters them all in the table."""
+
+from minibatch.rules import (
+    callbacks,
+    calls,
+    collectives,
+    contractions,
+    control_flow,
+    elementwise,
+    fallback,
+    indexing,
+    linalg,
+    random,
+    reductions,
+    shape,
+    sorting,
+    state,
+    windows,
+)
+
+__all__ = [
+    "callbacks", "calls", "collectives", "contractions", "control_flow", "elementwise", "fallback", "indexing", "linalg",
+    "random", "reductions", "shape", "sorting", "state", "windows",
+]  # fmt: skip

@@ -1,0 +1,1 @@
+"""Primitives that speak of axes by name."""

@@ -1,0 +1,1 @@
+"""Products that sum over dimensions: dot, ragged dot, convolution."""

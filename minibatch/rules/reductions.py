@@ -1,0 +1,1 @@
+"""Primitives that fold an axis, and those that run along one."""

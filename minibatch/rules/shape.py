@@ -1,0 +1,1 @@
+"""Primitives that move elements without looking at them."""

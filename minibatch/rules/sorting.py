@@ -1,0 +1,1 @@
+"""Primitives that order elements along an axis."""

@@ -1,0 +1,1 @@
+"""How loops and branches run when lanes diverge."""

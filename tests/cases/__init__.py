@@ -1,0 +1,1 @@
+"""Programs that exercise the rules: one module a family, each with a list CASES."""

@@ -1,0 +1,5 @@
+"""Cases for rules/callbacks.py."""
+
+from oracle import Case
+
+CASES: list[Case] = []

@@ -1,0 +1,5 @@
+"""Cases for rules/control_flow.py."""
+
+from oracle import Case
+
+CASES: list[Case] = []

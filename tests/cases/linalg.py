@@ -1,0 +1,5 @@
+"""Cases for rules/linalg.py."""
+
+from oracle import Case
+
+CASES: list[Case] = []

@@ -1,0 +1,5 @@
+"""Cases for rules/random.py."""
+
+from oracle import Case
+
+CASES: list[Case] = []

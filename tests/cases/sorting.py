@@ -1,0 +1,5 @@
+"""Cases for rules/sorting.py."""
+
+from oracle import Case
+
+CASES: list[Case] = []

@@ -1,0 +1,5 @@
+"""Cases for rules/state.py."""
+
+from oracle import Case
+
+CASES: list[Case] = []
