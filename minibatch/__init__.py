@@ -1,8 +1,12 @@
 """A `vmap` for JAX: an interpreter with its own batching rules, compiled."""
 
-from minibatch import extend
+import os as _os
+
+from minibatch import _jax, extend
 from minibatch._api import Vmapped, vmap
 from minibatch._axes import if_array, if_batched
 from minibatch._errors import MissingRuleWarning
 
 __all__ = ["MissingRuleWarning", "Vmapped", "extend", "if_array", "if_batched", "vmap"]
+
+_jax.hide(_os.path.dirname(__file__) + _os.sep)

@@ -19,6 +19,23 @@ __all__ = ["Vmapped", "rules", "vmap"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Q = ParamSpec("Q")
+S = TypeVar("S")
+
+
+def _reported(method: Callable[Q, S]) -> Callable[Q, S]:
+    """`method`, whose problems are raised to the user, headed by the call of `vmap`."""
+
+    @functools.wraps(method)
+    def call(*args: Q.args, **kwargs: Q.kwargs) -> S:
+        try:
+            return method(*args, **kwargs)
+        except _errors.Problem as problem:
+            mapped: Any = args[0]
+            error = problem.about(_errors.echo(mapped._fun, mapped._options, DEFAULTS))
+        raise error
+
+    return call
 
 
 class Vmapped(Generic[P, R]):
@@ -38,6 +55,7 @@ class Vmapped(Generic[P, R]):
         self._programs = Programs()
         functools.update_wrapper(self, fun, updated=())
 
+    @_reported
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Map: compiled outside any other transformation, emitted into it inside one."""
         call = self._bind(args, kwargs)
@@ -46,6 +64,7 @@ class Vmapped(Generic[P, R]):
         program, call = self._programs.find(call)
         return program.emit(call) if _any_tracer(program.consts) else program(call)
 
+    @_reported
     def jaxpr(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """The batched program for these arguments, as a jaxpr that prints.
 
@@ -66,12 +85,15 @@ class Vmapped(Generic[P, R]):
           in (c,) }
         """
         call = self._bind(args, kwargs)
-        return _jax.trace_jaxpr(lambda *arrays: tree_leaves(_emit(call.with_arrays(arrays))), map(jax.typeof, call.arrays()))
+        avals = [_jax.aval_of(x) for x in call.arrays()]
+        return _jax.trace_jaxpr(lambda *arrays: tree_leaves(_emit(call.with_arrays(arrays))), avals)
 
+    @_reported
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Traced:
         """Trace the batched program as `jax.jit(...).trace` does. Arguments without any array are static."""
         return self._jitted(args, kwargs).trace(*args, **kwargs)
 
+    @_reported
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Lowered:
         """Lower the batched program as `jax.jit(...).lower` does. Arguments without any array are static."""
         return self._jitted(args, kwargs).lower(*args, **kwargs)
@@ -94,9 +116,9 @@ class Vmapped(Generic[P, R]):
         fun, axis_size = self._fun, self._options["axis_size"]
         leaves, in_tree = tree_flatten((args, kwargs), is_leaf=_jax.is_vmappable if _jax.vmappables else None)
         axes = self._axes_of(args, kwargs, leaves)
-        size = _axes.size_of(axes, leaves, axis_size, lambda: list(_axes.leaf_names(fun, args, kwargs)))
+        size = _axes.size_of(axes, leaves, axis_size, lambda: _axes.leaf_names(fun, args, kwargs))
         if size is None and not (args or kwargs):
-            raise ValueError(_errors.nothing_mapped([]))
+            raise _errors.nothing_mapped([])
         axes = tuple([d if d is None or d >= 0 else d + len(x.shape) for d, x in zip(axes, leaves, strict=True)])
         traced = tuple([d is not None or isinstance(x, TRACED) or _jax.is_vmappable(x) for d, x in zip(axes, leaves, strict=True)])
         axis = Axis(size, self._options["axis_name"], self._spmd_name(), _mesh_name(leaves, axes))
@@ -131,6 +153,9 @@ class Vmapped(Generic[P, R]):
 TRACED = (jax.Array, jax.ShapeDtypeStruct)  # shared leaves that a program takes as arguments; a tracer is a jax.Array
 
 
+DEFAULTS = {"in_axes": 0, "out_axes": 0, "axis_name": None, "axis_size": None, "spmd_axis_name": None, "compile": True}
+
+
 def _restore(fun: Callable, options: dict[str, Any]) -> Vmapped:
     return Vmapped(fun, options)
 
@@ -159,7 +184,7 @@ def _mesh_name(leaves: list, axes: tuple) -> Any:
     names = {_jax.mesh_axis(x, d) for leaf, d in zip(leaves, axes, strict=True) if d is not None for x in parts(leaf)}
     names.discard(None)
     if len(names) > 1:
-        raise ValueError(_errors.mesh_axes_differ(names))
+        raise _errors.mesh_axes_differ(names)
     return names.pop() if names else None
 
 
@@ -228,5 +253,5 @@ def vmap(
     if fun is None:
         return lambda fun: vmap(fun, **options)
     if not callable(fun):
-        raise TypeError(_errors.not_callable(fun))
+        raise _errors.not_callable(fun)
     return Vmapped(fun, options)

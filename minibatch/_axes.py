@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves, treedef_is_leaf
 
-from minibatch import _errors
+from minibatch import _errors, _jax
 
 Spec = Any  # int, None, a callable asked for each leaf, or a container of those
 
@@ -20,10 +20,10 @@ Spec = Any  # int, None, a callable asked for each leaf, or a container of those
 class if_array:  # noqa: N801 - used as a word in a spec, `in_axes=if_array(0)`
     """Spec leaf: map arrays that have this axis, share everything else.
 
-    An array is anything with a `shape` and a `dtype`; one of too low a rank for `axis` is shared.
+    An array is anything with a `shape` and a `dtype`; an argument of too low a rank for `axis` is shared.
 
     Args:
-      axis: the axis to map, as an int in `in_axes` or `out_axes`.
+      axis: the axis that holds the lanes: of an argument in `in_axes`, of a finished output in `out_axes`.
 
     >>> import jax.numpy as jnp, minibatch
     >>> model = {"w": jnp.ones((3, 2)), "activation": jnp.tanh}
@@ -33,9 +33,9 @@ class if_array:  # noqa: N801 - used as a word in a spec, `in_axes=if_array(0)`
 
     axis: int = 0
 
-    def __call__(self, leaf: Any) -> int | None:
-        """The axis for `leaf`."""
-        rank = len(leaf.shape) if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else 0
+    def __call__(self, leaf: Any, lane_dims: int = 0) -> int | None:
+        """The axis for `leaf`, which will have `lane_dims` more dimensions than it has now."""
+        rank = len(leaf.shape) + lane_dims if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else 0
         return self.axis if -rank <= self.axis < rank else None
 
 
@@ -69,7 +69,7 @@ def check(name: str, spec: Spec) -> Spec:
     spec = tuple(spec) if isinstance(spec, list) else spec
     for leaf in tree_leaves(spec):
         if not is_axis(leaf) or (name == "in_axes" and isinstance(leaf, if_batched)):
-            raise TypeError(_errors.not_an_axis(name, spec, leaf))
+            raise _errors.not_an_axis(name, spec, leaf)
     return spec
 
 
@@ -88,7 +88,7 @@ def for_arguments(fun: Callable, in_axes: Spec, args: tuple, kwargs: dict) -> tu
     """The spec for each positional and each keyword argument of one call.
 
     Raises:
-      ValueError: `in_axes` has entries for parameters that `fun` lacks, or lacks some for arguments given.
+      Problem: `in_axes` has entries for parameters that `fun` lacks, or lacks some for arguments given.
     """
     uncovered = if_array(0)
     if isinstance(in_axes, tuple) and not kwargs and len(in_axes) == len(args) and not hasattr(in_axes, "_fields"):
@@ -111,7 +111,7 @@ def _in_order(fun: Callable, in_axes: tuple, args: tuple, kwargs: dict, uncovere
     optional = [n for n in order if n and params[n].default is not inspect.Parameter.empty]
     missing = [n for n in order[: len(in_axes)] if n and n not in kwargs and n not in order[: len(args)] and n not in optional]
     if len(in_axes) < len(args) or len(in_axes) > max(len(order), len(args)) or left_out or missing:
-        raise ValueError(_errors.wrong_length(fun, in_axes, args, kwargs))
+        raise _errors.wrong_length(in_axes, args, list(params))
     by_name = dict(zip(order, in_axes, strict=False))
     return list(in_axes[: len(args)]), {name: by_name.get(name, uncovered) for name in kwargs}
 
@@ -121,7 +121,7 @@ def _by_name(fun: Callable, in_axes: dict, args: tuple, kwargs: dict, uncovered:
     takes_any = any(p.kind is p.VAR_KEYWORD for p in params.values())
     unknown = [name for name in in_axes if name not in params and not (takes_any and name in kwargs)]
     if unknown:
-        raise ValueError(_errors.no_such_parameter(fun, in_axes, unknown, list(params)))
+        raise _errors.no_such_parameter(in_axes, unknown, list(params))
     names = [n for n, p in params.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     star = next((n for n, p in params.items() if p.kind is p.VAR_POSITIONAL), None)
     names += [star] * max(0, len(args) - len(names))
@@ -142,30 +142,32 @@ def argument_name(fun: Callable, position: int) -> str:
 # --- a spec against a value -------------------------------------------------------------------------------------------
 
 
-def spread(spec: Spec, value: Any, at_spec: str, at_value: str) -> list:
+def spread(spec: Spec, value: Any, at_spec: str, at_value: str, lane_dims: int = 0) -> list:
     """The axis (or None, or `if_batched`) for each leaf of `value`, which `spec` describes node by node.
+
+    Outputs are described while they are those of one lane: then `lane_dims` is 1.
 
     Node types and child keys must agree; static fields (aux data) are not compared.
 
     Raises:
-      ValueError: `spec` does not fit, with the place on both sides.
+      Problem: `spec` does not fit, with the place on both sides.
     """
     if spec is None or type(spec) is int or isinstance(spec, if_batched):
         return [spec] * len(tree_leaves(value))
     if _is_leaf(spec):
-        return [_ask(spec, leaf, at_spec, at_value) for leaf in tree_leaves(value)]
+        return [_ask(spec, leaf, at_spec, at_value, lane_dims) for leaf in tree_leaves(value)]
     if value is None:
         return []
     pairs = _children(spec, value)
     if pairs is None:
-        raise ValueError(_errors.does_not_fit(spec, value, at_spec, at_value))
-    return [axis for below, child, key in pairs for axis in spread(below, child, at_spec + key, at_value + key)]
+        raise _errors.does_not_fit(spec, value, at_spec, at_value)
+    return [axis for below, child, key in pairs for axis in spread(below, child, at_spec + key, at_value + key, lane_dims)]
 
 
-def _ask(spec: Callable, leaf: Any, at_spec: str, at_value: str) -> Any:
-    axis = spec(leaf)
+def _ask(spec: Callable, leaf: Any, at_spec: str, at_value: str, lane_dims: int) -> Any:
+    axis = spec(leaf, lane_dims) if isinstance(spec, if_array) else spec(leaf)
     if not (axis is None or type(axis) is int or isinstance(axis, if_batched)):
-        raise TypeError(_errors.bad_answer(spec, axis, at_spec, at_value))
+        raise _errors.bad_answer(spec, axis, at_spec, at_value)
     return axis
 
 
@@ -226,7 +228,7 @@ def size_of(axes: Sequence[int | None], leaves: Sequence[Any], axis_size: Any, n
       names: called for an error: how the user calls each leaf.
 
     Raises:
-      ValueError: an axis is out of range, sizes differ, or leaves are there and none is mapped.
+      Problem: an axis is out of range, sizes differ, or leaves are there and none is mapped.
     """
     sizes: list[Any] = [] if axis_size is None else [axis_size]
     for i, (axis, leaf) in enumerate(zip(axes, leaves, strict=True)):
@@ -234,21 +236,23 @@ def size_of(axes: Sequence[int | None], leaves: Sequence[Any], axis_size: Any, n
             continue
         shape = np.shape(leaf)
         if not -len(shape) <= axis < len(shape):
-            raise ValueError(_errors.axis_out_of_range(axis, leaf, names()[i]))
+            raise _errors.axis_out_of_range(axis, leaf, names()[i])
         if not any(shape[axis] is size or shape[axis] == size for size in sizes):
             sizes.append(shape[axis])
     if len(sizes) > 1:
-        raise ValueError(_errors.sizes_differ(axes, leaves, axis_size, names()))
+        raise _errors.sizes_differ(axes, leaves, axis_size, names())
     if leaves and not sizes:
-        raise ValueError(_errors.nothing_mapped(names()))
+        raise _errors.nothing_mapped(names())
     return sizes[0] if sizes else None
 
 
-def leaf_names(fun: Callable, args: tuple, kwargs: dict) -> Iterator[str]:
+def leaf_names(fun: Callable, args: tuple, kwargs: dict) -> list[str]:
     """How to call each leaf of the arguments: `argument x['w']`, `kwargs['scale']`."""
-    for i, arg in enumerate(args):
-        for path, _ in tree_flatten_with_path(arg)[0]:
-            name = argument_name(fun, i)
-            yield f"{name}{keystr(path)}" if name.startswith("args[") else f"argument {name}{keystr(path)}"
-    for path, _ in tree_flatten_with_path(kwargs)[0]:
-        yield f"kwargs{keystr(path)}"
+    names = [argument_name(fun, i) for i in range(len(args))]
+    names = [name if name.startswith("args[") else f"argument {name}" for name in names]
+    found = [f"{names[i]}{keystr(path)}" for i, arg in enumerate(args) for path, _ in _paths(arg)]
+    return found + [f"kwargs{keystr(path)}" for path, _ in _paths(kwargs)]
+
+
+def _paths(tree: Any) -> list:
+    return tree_flatten_with_path(tree, is_leaf=_jax.is_vmappable)[0]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding
 
 Array = Any  # a jax.Array, a tracer, a numpy array or a Python scalar: what a primitive takes
 
@@ -60,12 +61,23 @@ def lanes(axis: Axis, x: Batched | Array, bdim: int = 0) -> Array:
 
 def _sharding(axis: Axis, x: Array, bdim: int) -> Any:
     """On an explicit mesh: the sharding of shared `x` repeated at `bdim`, lanes on the mesh axis."""
-    if axis.mesh_name is None:
-        return None
-    sharding = jax.typeof(x).sharding
-    spec = list(sharding.spec) + [None] * (np.ndim(x) - len(sharding.spec))
-    spec.insert(bdim, axis.mesh_name)
-    return sharding.update(spec=tuple(spec))
+    return None if axis.mesh_name is None else _lifted(axis, jax.typeof(x).sharding, bdim)
+
+
+def shardings(axis: Axis, eqn: Any, bdim: int = 0) -> dict[str, Any]:
+    """The params of `eqn` that say how its result is sharded, changed for a result with its lanes at `bdim`."""
+    found = {name: eqn.params.get(name) for name in ("sharding", "out_sharding")}
+    return {name: _lifted(axis, sharding, bdim) for name, sharding in found.items() if sharding is not None}
+
+
+def _lifted(axis: Axis, sharding: Any, bdim: int) -> Any:
+    """`sharding` of one lane's array, with a dimension for the lanes at `bdim`."""
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    parts = list(sharding.spec.partitions)
+    parts += [None] * (bdim - len(parts))
+    parts.insert(bdim, axis.mesh_name)
+    return sharding.update(spec=sharding.spec.update(partitions=tuple(parts)))
 
 
 def shift(dims: Iterable[int], bdim: int = 0) -> tuple[int, ...]:

@@ -68,22 +68,22 @@ def batched_function(call: Call, jaxpr: Any, outputs: Sequence[Any]) -> Callable
         args = [x if d is None else Batched(x, d) for x, d in zip(arrays, axes, strict=True)]
         with _jax.transform_name_stack("vmap"):
             outs = batch_jaxpr(axis, _jax.closed(bare, consts), args)
-        return [place(axis, out, spec, path, name) for out, (spec, path) in zip(outs, specs, strict=True)]
+        return [place(axis, out, spec, path) for out, (spec, path) in zip(outs, specs, strict=True)]
 
     batched.__name__ = name
     return batched
 
 
-def place(axis: Axis, out: Any, spec: Any, path: str, name: str) -> Any:
+def place(axis: Axis, out: Any, spec: Any, path: str) -> Any:
     """An output with its lanes on the axis that `spec` asks for."""
     if isinstance(spec, _axes.if_batched):
         spec = spec.axis if is_batched(out) else None
     if spec is None:
         if is_batched(out):
-            raise ValueError(_errors.output_is_batched(name, path, out.bdim, axis.name))
+            raise _errors.output_is_batched(path, out.bdim, axis.name)
         return out
     if axis.size is None:
-        raise ValueError(_errors.nothing_mapped([]))
+        raise _errors.nothing_mapped([])
     rank = np.ndim(out.value) if is_batched(out) else np.ndim(out) + 1
     return lanes(axis, out, spec % rank)
 
@@ -92,7 +92,10 @@ def place(axis: Axis, out: Any, spec: Any, path: str, name: str) -> Any:
 
 
 class Programs:
-    """The compiled programs of one mapped function, the latest used `capacity` of them."""
+    """The compiled programs of one mapped function, the latest used `capacity` of them.
+
+    None is kept for a call whose shared leaves are needed concretely: the program is under the key of that call.
+    """
 
     def __init__(self, capacity: int = 128) -> None:
         self._kept: OrderedDict[Hashable, Program | None] = OrderedDict()
@@ -103,12 +106,13 @@ class Programs:
         """The program for `call`, traced if it is new, and the call as that program takes it."""
         key = key_of(call)
         program = self._get(key)
-        if program is None and key in self._kept:  # it needed its shared leaves concrete
+        concrete = program is None and key in self._kept
+        if concrete:
             call = call.concrete()
             key = key_of(call)
             program = self._get(key)
         if program is None:
-            used, traced = trace(call)
+            used, traced = trace(call, concrete)
             program = Program(used, traced)
             if used is not call:
                 self._put(key, None)
@@ -144,6 +148,7 @@ def key_of(call: Call) -> Hashable:
     return (call.in_tree, call.axes, call.traced, call.axis, tuple(leaves), _jax.trace_context())
 
 
+SMALL = 64  # elements up to which a jax.Array that is part of a program is known by value
 IDENTITIES = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, jax.Array)
 
 
@@ -160,6 +165,8 @@ def static_key(x: Any, depth: int = 4) -> Hashable:
             return type(x), repr(x)
         case np.ndarray() | np.generic() if x.dtype != object:
             return type(x), np.shape(x), x.dtype.str, hashlib.blake2b(np.ascontiguousarray(x).tobytes()).digest()
+        case jax.Array() if x.size <= SMALL and jax.numpy.isdtype(x.dtype, "numeric"):
+            return type(x), x.aval, np.asarray(x).tobytes()
         case tuple() | list() if depth:
             return type(x), tuple(static_key(y, depth - 1) for y in x)
         case dict() if depth:

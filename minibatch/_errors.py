@@ -1,10 +1,18 @@
-"""The exceptions and warnings, and the functions that word them."""
+"""The exceptions and warnings, and the functions that word them.
+
+What is wrong is found elsewhere and raised as a `Problem`; the call that it spoils is put before it where it is known.
+"""
 
 from __future__ import annotations
 
+import collections
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+import jax
+import numpy as np
+from jax.tree_util import keystr, tree_flatten_with_path
 
 from minibatch import _jax
 
@@ -17,11 +25,25 @@ class MissingRuleWarning(UserWarning):
     """
 
 
+class Problem(Exception):  # noqa: N818 - never reaches a user: it becomes a `kind`
+    """Something about a call that the user can mend: the class of exception they get, and what it says."""
+
+    def __init__(self, kind: type[Exception], text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+    def about(self, call: str) -> Exception:
+        """The exception for the user, headed by the call as they wrote it."""
+        return self.kind(f"{call}: {self}")
+
+
 @contextlib.contextmanager
 def noting(eqn: Any) -> Iterator[None]:
     """Add to an error raised by a rule which primitive it was and the user's line that used it."""
     try:
         yield
+    except Problem:
+        raise
     except Exception as error:
         line = _jax.user_line(eqn)
         if line and not any(note.startswith("while batching") for note in getattr(error, "__notes__", ())):
@@ -29,6 +51,210 @@ def noting(eqn: Any) -> Iterator[None]:
         raise
 
 
+# --- words for things -------------------------------------------------------------------------------------------------
+
+
 def name_of(fun: Any) -> str:
     """What to call `fun`."""
     return getattr(fun, "__name__", None) or type(fun).__name__
+
+
+def echo(fun: Any, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    """The call of `vmap` as the user wrote it, without what they left at its default."""
+    given = [f"{name}={value!r}" for name, value in options.items() if value is not defaults[name]]
+    return f"vmap({', '.join([name_of(fun), *given])})"
+
+
+def describe(x: Any) -> str:
+    """An array as `f32[3,4]`, a container by its type and children, anything else by its repr and type."""
+    with contextlib.suppress(Exception):
+        if hasattr(x, "shape") and hasattr(x, "dtype"):
+            return jax.typeof(x).str_short(short_dtypes=True)
+    children = tree_flatten_with_path(x, is_leaf=lambda y: y is not x)[0]
+    if x is None:
+        return "None"
+    if len(children) == 1 and children[0][1] is x:
+        return f"{x!r} of type {type(x).__name__}"
+    keys = ", ".join(keystr(path) for path, _ in children)
+    return f"{type(x).__name__} with children {keys}" if children else f"an empty {type(x).__name__}"
+
+
+def _type_of(x: Any) -> str:
+    try:
+        return jax.typeof(x).str_short()
+    except TypeError:
+        return "unknown"
+
+
+# --- vmap(...) itself -------------------------------------------------------------------------------------------------
+
+
+def not_callable(fun: Any) -> TypeError:
+    """`vmap(3)`."""
+    return TypeError(f"vmap: Expected a callable value, got {fun!r}. The first argument of vmap is the function of one lane.")
+
+
+def not_an_axis(name: str, spec: Any, leaf: Any) -> TypeError:
+    """`vmap(f, in_axes=0.5)`."""
+    what = "an int, None, a callable, or a (nested) container with those types as leaves"
+    hint = f" Did you mean {name}={int(leaf)}?" if isinstance(leaf, (bool, np.bool_, np.integer)) and spec is leaf else ""
+    if name == "in_axes" and type(leaf).__name__ == "if_batched":
+        hint = " if_batched speaks of outputs; for arguments there is if_array."
+    return TypeError(
+        f"vmap {name} must be {what}, but got {leaf!r} of type {type(leaf).__name__} in {name}={spec!r}.{hint}"
+    )
+
+
+# --- in_axes against the arguments ------------------------------------------------------------------------------------
+
+
+def wrong_length(in_axes: tuple, args: tuple, parameters: Sequence[str]) -> Problem:
+    """A tuple of axes that is too short or too long."""
+    return Problem(
+        ValueError,
+        "vmap in_axes must be an int, None, or a tuple of entries corresponding to the positional arguments passed to the "
+        f"function, but got len(in_axes)={len(in_axes)}, len(args)={len(args)}. "
+        f"The function's parameters are ({', '.join(parameters)}): give one entry for each, in order, "
+        "or a dict from parameter name to axis.",
+    )
+
+
+def no_such_parameter(in_axes: Mapping, unknown: Sequence[Any], parameters: Sequence[str]) -> Problem:
+    """A dict of axes with a name that `fun` does not have."""
+    return Problem(
+        ValueError,
+        f"vmap in_axes, as a dict, goes by parameter name, but no parameter is called {', '.join(map(repr, unknown))}. "
+        f"The function's parameters are ({', '.join(parameters)}). "
+        "For a single argument that is a dict, wrap it in a tuple: in_axes=({...},).",
+    )
+
+
+def does_not_fit(spec: Any, value: Any, at_spec: str, at_value: str) -> Problem:
+    """A container of axes that is not shaped as the value is."""
+    kind = at_spec.partition("[")[0].partition(".")[0]
+    return Problem(
+        ValueError,
+        f"vmap {kind} specification must be a tree prefix of the corresponding value, "
+        f"but {at_spec} does not fit {at_value}:\n"
+        f"  {at_spec} is {describe(spec)}\n"
+        f"  {at_value} is {describe(value)}\n"
+        f"{_what_fits(value, at_spec, at_value)}",
+    )
+
+
+def _what_fits(value: Any, at_spec: str, at_value: str) -> str:
+    children = tree_flatten_with_path(value, is_leaf=lambda y: y is not value)[0]
+    if len(children) == 1 and children[0][1] is value:
+        return f"{at_value} is a leaf: at {at_spec} there may stand an int, None or a callable."
+    keys = ", ".join(keystr(path) for path, _ in children)
+    return (
+        f"At {at_spec} there may stand an int or None for everything below {at_value}, a callable asked for each leaf, "
+        f"or a {type(value).__name__} with an axis for each of its children ({keys}). Static fields need not agree."
+    )
+
+
+def bad_answer(spec: Callable, answer: Any, at_spec: str, at_value: str) -> Problem:
+    """A callable in a spec that answered with something else than an axis."""
+    return Problem(
+        TypeError, f"{at_spec} is {spec!r}, which answered {answer!r} for a leaf of {at_value}; an int or None was expected."
+    )
+
+
+def axis_out_of_range(axis: int, leaf: Any, name: str) -> Problem:
+    """An argument of too low a rank for its axis."""
+    shape = np.shape(leaf)
+    return Problem(
+        ValueError,
+        f"vmap was requested to map its argument along axis {axis}, which implies that its rank should be at least "
+        f"{axis + 1 if axis >= 0 else -axis}, but is only {len(shape)} (its shape is {shape}): {name} of type {_type_of(leaf)}. "
+        "Use None in in_axes for what all lanes share.",
+    )
+
+
+def nothing_mapped(names: Sequence[str]) -> Problem:
+    """No argument says how many lanes there are."""
+    if not names:
+        return Problem(
+            ValueError,
+            "vmap wrapped function must be passed at least one argument containing an array or axis_size must be specified.",
+        )
+    listed = ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
+    return Problem(
+        ValueError,
+        "vmap must have at least one non-None value in in_axes or axis_size must be specified; "
+        f"every leaf of the arguments is shared: {listed}.",
+    )
+
+
+def sizes_differ(axes: Sequence[int | None], leaves: Sequence[Any], axis_size: Any, names: Sequence[str]) -> Problem:
+    """Mapped axes of different sizes."""
+    mapped = [
+        (np.shape(x)[d], f"axis {d} of {name} of type {_type_of(x)}")
+        for d, x, name in zip(axes, leaves, names, strict=True)
+        if d is not None
+    ]
+    counts = collections.Counter(size for size, _ in mapped).most_common()
+    lines = [] if axis_size is None else [f"the `axis_size` argument was {axis_size}"]
+    for i, (size, count) in enumerate(counts):
+        example = next(place for s, place in mapped if s == size)
+        if count == 1:
+            lines.append(f"one axis had size {size}: {example}")
+        else:
+            lines.append(f"{'some' if i else 'most'} axes ({count} of them) had size {size}, e.g. {example}")
+    listed = ";\n".join(f"  * {line}" for line in lines)
+    return Problem(ValueError, f"vmap got inconsistent sizes for array axes to be mapped:\n{listed}")
+
+
+def mesh_axes_differ(names: Any) -> Problem:
+    """Arguments whose lanes are sharded over different axes of an explicit mesh."""
+    listed = " and ".join(sorted(map(repr, names)))
+    return Problem(
+        ValueError, f"Mapped away dimension of inputs passed to vmap should be sharded the same. Got lanes sharded over {listed}."
+    )
+
+
+# --- the function and its outputs -------------------------------------------------------------------------------------
+
+
+def lane_is_abstract(error: Exception, fun: Any) -> Exception:
+    """An exception of the class of `error` that says which line asked for the value of a lane."""
+    line, lines = _jax.raising_line(error), str(error).splitlines()
+    text = (
+        f"{name_of(fun)} asked for the concrete value of something that differs by lane{f', at {line}' if line else ''}. "
+        "A lane's value is never known in Python: use jnp.where or lax.cond for a choice, lax.while_loop for a loop, jnp "
+        "for np functions; what must be known, such as a shape, may come as a shared argument (None in in_axes).\n"
+        f"{lines[0]}\n{lines[-1]}"
+    )
+    reworded = type(error).__new__(type(error))
+    reworded.args = (text,)
+    return reworded
+
+
+def not_a_jax_type(leaf: Any, path: str) -> Problem:
+    """An output that is no array."""
+    return Problem(
+        TypeError,
+        f"Output from batched function {leaf!r} with type {type(leaf)} is not a valid JAX type"
+        f"{f' (the output at {path})' if path else ''}. An output that no array can hold has no lanes: give it None in "
+        "out_axes, or use out_axes=if_array(0).",
+    )
+
+
+def out_axis_out_of_range(axis: int, leaf: Any, path: str) -> Problem:
+    """An out axis beyond the rank that an output has with its lanes."""
+    rank = np.ndim(leaf) + 1
+    return Problem(
+        ValueError,
+        f"at vmap out_axes{path}, axis {axis} is out of bounds for an output of dimension {rank} with its lanes: "
+        f"one lane's output is {describe(leaf)}; an axis from {-rank} to {rank - 1} was expected.",
+    )
+
+
+def output_is_batched(path: str, bdim: int, axis_name: Any) -> Problem:
+    """`out_axes=None` for an output that differs by lane."""
+    named = f" vmap has mapped output (axis_name={axis_name}) but out_axes is None." if axis_name is not None else ""
+    return Problem(
+        ValueError,
+        f"at vmap out_axes{path}, got axis spec None but output was batched on axis {bdim}.{named} "
+        "The output differs by lane: give the axis where its lanes go, or reduce over the lanes first.",
+    )

@@ -32,10 +32,8 @@ def batch_eqn(axis: Axis, eqn: Any, args: Sequence[Any]) -> list:
     """Apply one equation: as written if every operand is shared, else by its primitive's rule."""
     with _jax.emitting(eqn):
         found = _registry.find(eqn.primitive)
-        if not any(map(is_batched, args)) and not (found and found.always):
+        if not any(map(is_batched, args)) and not found.always:
             return _jax.rebind(eqn, *args)
-        if found is None:
-            found = _registry.RULES["fallback"]
         if not found.anywhere:
             args = [Batched(front(x), 0) if is_batched(x) else x for x in args]
         with _errors.noting(eqn):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,7 +15,7 @@ from jax._src import core as _core
 from jax._src.config import trace_context
 from jax._src.core import DropVar, trace_state_clean, valid_jaxtype
 from jax._src.interpreters import batching as _batching
-from jax._src.source_info_util import user_frame
+from jax._src.source_info_util import is_user_filename, user_frame
 from jax._src.traceback_util import register_exclusion as _hide_frames
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 from jax.extend.source_info_util import (
@@ -26,9 +28,9 @@ from jax.extend.source_info_util import (
 
 __all__ = [
     "ClosedJaxpr", "DropVar", "Jaxpr", "JaxprEqn", "Literal", "Primitive", "Var",
-    "as_argument", "aval_key", "batched_aval", "closed", "consts_of", "emitting", "hide", "is_own_primitive", "is_ref", "is_vmappable", "lane_aval", "mesh_axis", "names_axis", "open_jaxpr",
-    "rebind", "third_party_rule", "trace_context", "trace_jaxpr", "trace_state_clean", "transform_name_stack",
-    "user_line", "valid_jaxtype", "vmappable_from_lane", "vmappable_to_lane", "vmappables",
+    "as_argument", "apply_registered", "aval_key", "aval_of", "batched_aval", "closed", "consts_of", "emitting", "has_third_party_rule", "hide", "is_own_primitive", "is_ref", "is_vmappable", "lane_aval", "mesh_axis", "names_axis", "open_jaxpr", "primitives_of_jax", "raising_line",
+    "rebind", "trace_context", "trace_jaxpr", "trace_state_clean", "transform_name_stack",
+    "user_file_and_line", "user_line", "valid_jaxtype", "vmappable_from_lane", "vmappable_to_lane", "vmappables",
 ]  # fmt: skip
 
 ONE_JAXPR_CLASS = ClosedJaxpr is Jaxpr  # since 0.11: a Jaxpr carries its own consts
@@ -70,20 +72,25 @@ def batched_aval(aval: Any, size: Any, bdim: int, mesh_name: Any = None) -> Any:
 
 def lane_aval(x: Any, axis: int | None) -> Any:
     """The aval of one lane of the array `x`, whose lanes are on `axis` (None: shared)."""
-    aval = jax.typeof(x)
+    aval = aval_of(x)
     return aval if axis is None else _core.mapped_aval(aval.shape[axis], axis, aval)
+
+
+def aval_of(x: Any) -> Any:
+    """The aval of an array, or of a `jax.ShapeDtypeStruct` that stands for one."""
+    return _core.shaped_abstractify(x) if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
 
 
 def aval_key(x: Any) -> Any:
     """A key for the shape, dtype, weak type and sharding of `x`, an array or a container of arrays."""
     if is_vmappable(x):
         return jax.tree.structure(x), tuple(map(aval_key, jax.tree.leaves(x)))
-    return x.aval if isinstance(x, jax.Array) else jax.typeof(x)
+    return x.aval if isinstance(x, jax.Array) else aval_of(x)
 
 
 def mesh_axis(x: Any, axis: int) -> Any:
     """The explicit mesh axis over which dimension `axis` of `x` is sharded, or None."""
-    spec = getattr(getattr(jax.typeof(x), "sharding", None), "spec", ())
+    spec = getattr(getattr(aval_of(x), "sharding", None), "spec", ())
     return spec[axis] if axis < len(spec) else None
 
 
@@ -123,6 +130,22 @@ def user_line(eqn: Any) -> str:
     return summarize(eqn.source_info)
 
 
+def user_file_and_line(eqn: Any) -> tuple[str, int] | None:
+    """The user's file and line that made `eqn`, or None where none is recorded."""
+    frame = user_frame(eqn.source_info.traceback) if eqn.source_info.traceback is not None else None
+    return frame and (frame.file_name, frame.start_line)
+
+
+def raising_line(error: BaseException) -> str:
+    """The user's `file:line (function)` that raised `error`, or ''."""
+    places = [
+        (frame.f_code.co_filename, line, frame.f_code.co_name)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if is_user_filename(frame.f_code.co_filename)
+    ]
+    return "{}:{} ({})".format(*places[-1]) if places else ""
+
+
 def names_axis(jaxpr: Any, name: Any) -> bool:
     """Whether `jaxpr` says that it uses the axis `name`."""
     return any(getattr(effect, "name", None) == name for effect in jaxpr.effects)
@@ -140,17 +163,45 @@ def is_own_primitive(primitive: Primitive) -> bool:
         return True
     if primitive in _foreign:
         return False
-    for name, module in list(sys.modules.items()):
-        if module is not None and name.partition(".")[0] == "jax":
-            _own.update(x for x in list(vars(module).values()) if isinstance(x, Primitive))
+    _own.update(_primitives_in_modules())
     if primitive not in _own:
         _foreign.add(primitive)
     return primitive in _own
 
 
-def third_party_rule(primitive: Primitive) -> Callable | None:
-    """The batching rule that somebody outside JAX registered for a primitive of their own."""
-    return None if is_own_primitive(primitive) else _batching.fancy_primitive_batchers.get(primitive)
+def _primitives_in_modules() -> Iterator[Primitive]:
+    for name, module in list(sys.modules.items()):
+        if module is not None and name.partition(".")[0] == "jax":
+            yield from (x for x in list(vars(module).values()) if isinstance(x, Primitive))
+
+
+def primitives_of_jax() -> dict[str, bool]:
+    """JAX's primitives by name, each with whether `jax.vmap` has a rule for it: what a table of support is held against."""
+    for module in ("jax.experimental.pallas", "jax.experimental.sparse"):
+        importlib.import_module(module)
+    return {primitive.name: primitive in _batching.fancy_primitive_batchers for primitive in _primitives_in_modules()}
+
+
+def has_third_party_rule(primitive: Primitive) -> bool:
+    """Whether somebody outside JAX registered a batching rule for a primitive of their own."""
+    return primitive in _batching.fancy_primitive_batchers and not is_own_primitive(primitive)
+
+
+def apply_registered(axis: Any, eqn: Any, values: Sequence[Any], bdims: Sequence[int | None]) -> tuple[Sequence, Sequence]:
+    """Apply the batching rule registered with JAX for a primitive that brings its own: the outputs, and their bdims.
+
+    Raises:
+      NotImplementedError: there is none, or it declines.
+    """
+    if eqn.primitive not in _batching.fancy_primitive_batchers:
+        raise NotImplementedError
+    data = _batching.AxisData(axis.name, axis.size, axis.spmd_name or None, _as_tuple(axis.mesh_name))
+    outs, out_bdims = _batching.fancy_primitive_batchers[eqn.primitive](data, tuple(values), tuple(bdims), **eqn.params)
+    return (outs, out_bdims) if eqn.primitive.multiple_results else ([outs], [out_bdims])
+
+
+def _as_tuple(name: Any) -> tuple | None:
+    return name if name is None or isinstance(name, tuple) else (name,)
 
 
 # --- containers that JAX maps as a whole (BCOO) -----------------------------------------------------------------------

@@ -6,14 +6,16 @@ that all lanes share. Arrays are positional; everything else is in `eqn.params`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from jax import lax
 
 from minibatch import _jax
-from minibatch._batched import Axis, Batched, front, is_batched, shift
+from minibatch._batched import Axis, Batched, is_batched, lanes, move, shardings, shift
 from minibatch._jax import rebind
 
 
@@ -22,12 +24,14 @@ class Rule(NamedTuple):
 
     `anywhere`: the rule takes batch dims wherever they are, rather than in front.
     `always`: the rule is asked also where every operand is shared (axis names, inner jaxprs that hold them).
+    `module`: where it was declared.
     """
 
     apply: Callable[..., list]
     family: str
     anywhere: bool = False
     always: bool = False
+    module: str = ""
 
 
 RULES: dict[str | _jax.Primitive, Rule] = {}
@@ -35,10 +39,19 @@ RULES: dict[str | _jax.Primitive, Rule] = {}
 
 def register(names: str | _jax.Primitive, entry: Rule, replace: bool = False) -> None:
     """Enter a rule under each name in `names` (separated by spaces), or under a primitive that is not JAX's."""
+    entry = entry._replace(module=_declaring_module())
     for key in names.split() if isinstance(names, str) else [names]:
         if key in RULES and not replace:
             raise ValueError(f"minibatch: {key} has a rule already ({RULES[key].family}); pass replace=True to replace it")
         RULES[key] = entry
+
+
+def _declaring_module() -> str:
+    """The module that declares a rule just now: the first caller that is no word of this file, nor the public door."""
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_globals["__name__"] in (__name__, "minibatch.extend"):
+        frame = frame.f_back
+    return frame.f_globals["__name__"]
 
 
 def rule(names: str, *, anywhere: bool = False, always: bool = False) -> Callable:
@@ -52,59 +65,66 @@ def rule(names: str, *, anywhere: bool = False, always: bool = False) -> Callabl
     return declare
 
 
-def find(primitive: _jax.Primitive) -> Rule | None:
-    """The rule of `primitive`, by its name if JAX defined it and by identity if somebody else did."""
+def find(primitive: _jax.Primitive) -> Rule:
+    """The rule of `primitive`: by its name if JAX defined it, by identity if somebody else did, else the fallback."""
     found = RULES.get(primitive)
     if found is None and _jax.is_own_primitive(primitive):
         found = RULES.get(primitive.name)
-    return found
+    return found or RULES["fallback"]
 
 
 def fallback(apply: Callable[..., list]) -> Callable[..., list]:
     """Declare the function below as the rule of every primitive that has none."""
-    RULES["fallback"] = Rule(apply, "fallback")
+    RULES["fallback"] = Rule(apply, "fallback", anywhere=True)
     return apply
 
 
 def elementwise(names: str) -> None:
     """[*s], [*s] -> [*s] lifts to [B, *s], [B, *s] -> [B, *s]; a scalar or shared operand is expanded, not repeated."""
-    register(names, Rule(_elementwise, "elementwise", anywhere=True))
+    register(names, Rule(lift_elementwise, "elementwise", anywhere=True))
 
 
-def _elementwise(axis: Axis, eqn: Any, *operands: Any) -> list:
-    mapped = [x for x in operands if is_batched(x)]
-    bdim, rank = mapped[0].bdim, mapped[0].value.ndim
-    if all(x.bdim == bdim and x.value.ndim == rank if is_batched(x) else np.ndim(x) == 0 for x in operands):
-        return [Batched(out, bdim) for out in rebind(eqn, *(x.value if is_batched(x) else x for x in operands))]
-    rank = max(np.ndim(x.value) - 1 if is_batched(x) else np.ndim(x) for x in operands)
-    return [Batched(out, 0) for out in rebind(eqn, *(aligned(x, rank) for x in operands))]
+def lift_elementwise(axis: Axis, eqn: Any, *operands: Any) -> list:
+    """One lane to many for `elementwise`."""
+    rank = 1 + max(np.ndim(x.value) - 1 if is_batched(x) else np.ndim(x) for x in operands)
+    bdim = next((x.bdim for x in operands if is_batched(x) and np.ndim(x.value) == rank), 0)
+    values = (beside(x, bdim, rank) for x in operands)
+    return [Batched(out, bdim) for out in rebind(eqn, *values, **shardings(axis, eqn, bdim))]
 
 
-def aligned(x: Any, rank: int) -> Any:
-    """[B, *s] with size-1 dims after B where `s` is of lower rank; shared [*s] as [1, *s]; scalars as they are."""
+def beside(x: Any, bdim: int, rank: int) -> Any:
+    """`x` with `rank` dims, lanes at `bdim`: of size 1 there if shared, elsewhere if scalar. A shared scalar stays."""
     if not is_batched(x):
-        return x if np.ndim(x) == 0 else lax.expand_dims(x, (0,))
-    value = front(x)
-    return lax.expand_dims(value, range(1, 1 + rank - (value.ndim - 1))) if value.ndim - 1 < rank else value
+        return lax.expand_dims(x, (bdim,)) if np.ndim(x) else x
+    if np.ndim(x.value) == rank:
+        return move(x.value, x.bdim, bdim)
+    return lax.expand_dims(x.value, [d for d in range(rank) if d != bdim])
 
 
 def reduction(names: str, param: str = "axes") -> None:
     """[*s] -> [*s without axes] lifts to [B, *s] -> [B, *s without axes]."""
+    register(names, Rule(partial(_along, param, True), "reduction", anywhere=True))
 
-    def apply(axis: Axis, eqn: Any, x: Batched) -> list:
-        dims = eqn.params[param]
-        lifted = shift(dims, 0) if np.iterable(dims) else dims + 1
-        return [Batched(out, 0) for out in rebind(eqn, x.value, **{param: lifted})]
 
-    register(names, Rule(apply, "reductions"))
+def along(names: str, param: str = "axis") -> None:
+    """[*s] -> [*t], the same number of dims, acting on those in `param`, lifts to [B, *s] -> [B, *t]."""
+    register(names, Rule(partial(_along, param, False), "along", anywhere=True))
+
+
+def _along(param: str, drops: bool, axis: Axis, eqn: Any, x: Batched) -> list:
+    dims = eqn.params[param]
+    each = [d % (np.ndim(x.value) - 1) for d in (dims if np.iterable(dims) else [dims])]
+    lifted = shift(each, x.bdim)
+    bdim = x.bdim - drops * sum(d < x.bdim for d in each)
+    changed = {param: lifted if np.iterable(dims) else lifted[0], **shardings(axis, eqn, bdim)}
+    return [Batched(out, bdim) for out in rebind(eqn, x.value, **changed)]
 
 
 def leading(names: str) -> None:
     """[n, m] -> [n, k] lifts to [B, n, m] -> [B, n, k]: the primitive is defined on any leading dims."""
-    register(names, Rule(_leading, "leading"))
+    register(names, Rule(lift_leading, "leading"))
 
 
-def _leading(axis: Axis, eqn: Any, *operands: Any) -> list:
-    from minibatch._batched import lanes
-
+def lift_leading(axis: Axis, eqn: Any, *operands: Any) -> list:
+    """One lane to many for `leading`."""
     return [Batched(out, 0) for out in rebind(eqn, *(lanes(axis, x) for x in operands))]

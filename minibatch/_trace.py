@@ -82,19 +82,21 @@ class Traced(NamedTuple):
     outputs: tuple[Returned | Given | Computed, ...]
 
 
-def trace(call: Call) -> tuple[Call, Traced]:
+def trace(call: Call, concrete: bool = False) -> tuple[Call, Traced]:
     """Call `fun` once, on tracers, and record what it did and returned; with it the call as it was traced.
 
     Where it asks for the concrete value of something that no lane changes, it is called once more with the shared
-    leaves as they are, evaluating whatever does not depend on a lane (`jax.ensure_compile_time_eval`).
+    leaves as they are, evaluating whatever does not depend on a lane (`jax.ensure_compile_time_eval`): at once where
+    `concrete` says that it is known to.
 
     Raises:
-      TypeError: an output is not of a type that JAX knows.
-      ValueError: `out_axes` does not fit what `fun` returned.
+      Problem: an output is not of a type that JAX knows, or `out_axes` does not fit what `fun` returned.
       jax.errors.ConcretizationTypeError: `fun` asks for the concrete value of something that differs by lane.
     """
+    first = None
     try:
-        return call, _trace(call, contextlib.nullcontext())
+        if not concrete:
+            return call, _trace(call, contextlib.nullcontext())
     except CONCRETIZATION_ERRORS as error:
         first = error
     call = call.concrete()
@@ -150,12 +152,11 @@ def read_outputs(call: Call, leaves: Sequence[Any], out: Any) -> tuple[list, Any
     """What `fun` returned: the arrays the jaxpr must compute, the treedef, and how the one makes up the other."""
     whole = _jax.is_vmappable if _jax.vmappables else None
     flat, out_tree = tree_flatten(out, is_leaf=whole)
-    axes = iter(_axes.spread(call.out_axes, out, "out_axes", "the output"))
+    axes = iter(_axes.spread(call.out_axes, out, "out_axes", "the output", lane_dims=1))
     paths = [jax.tree_util.keystr(path) for path, _ in tree_flatten_with_path(out, is_leaf=whole)[0]]
     arrays, outputs = [], []
     for leaf, path in zip(flat, paths, strict=True):
         axis = [next(axes) for _ in parts(leaf)][0] if parts(leaf) else None
-        axis = axis(leaf) if callable(axis) else axis
         output = _read_output(call, leaves, leaf, axis, path)
         if isinstance(output, Computed):
             arrays += parts(leaf)
@@ -167,16 +168,18 @@ def _read_output(call: Call, leaves: Sequence[Any], leaf: Any, axis: Any, path: 
     if _jax.is_vmappable(leaf):
         return _computed_container(call, leaf, axis, path)
     if not _jax.valid_jaxtype(leaf):
-        raise TypeError(_errors.not_a_jax_type(call.fun, leaf, path))
+        if axis is None or isinstance(axis, _axes.if_batched):
+            return Given(leaf)
+        raise _errors.not_a_jax_type(leaf, path)
     rank = np.ndim(leaf) + 1
+    where = axis.axis if isinstance(axis, _axes.if_batched) else axis
+    if where is not None and not -rank <= where < rank:
+        raise _errors.out_axis_out_of_range(where, leaf, path)
     for i, known in enumerate(leaves):
         if known is leaf and _same_axis(call.axes[i], axis, rank):
             return Returned(i)
     if axis is None and not isinstance(leaf, jax.core.Tracer):
         return Given(leaf)
-    where = axis.axis if isinstance(axis, _axes.if_batched) else axis
-    if where is not None and not -rank <= where < rank:
-        raise ValueError(_errors.out_axis_out_of_range(call.fun, where, leaf, path))
     return Computed(axis, path)
 
 

@@ -1,0 +1,80 @@
+"""The table of support: which primitive has which rule, and what runs lane by lane."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+
+from minibatch import _jax
+from minibatch._registry import RULES
+
+NO_RULE_NEEDED: dict[str, str] = {}
+"""Primitives that `jax.vmap` has a rule for and this project none, each with the reason."""
+
+
+class Row(NamedTuple):
+    """One primitive with a rule. `in_jax`: what `jax.vmap` has for it."""
+
+    primitive: str
+    family: str
+    file: str
+    in_jax: str
+
+
+def rows() -> list[Row]:
+    """The primitives that have a rule, by file and name."""
+    known = _jax.primitives_of_jax()
+    entries = [(str(key), rule) for key, rule in RULES.items() if key != "fallback"]
+    words = {True: "a rule", False: "no rule", None: "not in this JAX"}
+    table = [Row(name, rule.family, file_of(rule.module), words[known.get(name)]) for name, rule in entries]
+    return sorted(table, key=lambda row: (row.file, row.primitive))
+
+
+def file_of(module: str) -> str:
+    """Where `module` of this package is, from the package on; another's name as it is."""
+    return module.removeprefix("minibatch.").replace(".", "/") + ".py" if module.startswith("minibatch.") else module
+
+
+def looped() -> list[str]:
+    """The primitives that `jax.vmap` has a rule for and that run lane by lane here."""
+    batched = {name for name, has_rule in _jax.primitives_of_jax().items() if has_rule}
+    return sorted(batched - {row.primitive for row in rows()} - set(NO_RULE_NEEDED))
+
+
+def text() -> str:
+    """The table for a terminal."""
+    paragraphs = (textwrap.fill(line, 110, subsequent_indent="  ") for line in _summary())
+    return "\n".join([*_aligned([HEAD, *rows()]), "", *paragraphs])
+
+
+def page() -> str:
+    """The table as the page docs/support.md."""
+    source = "Written by `python -m minibatch rules --markdown`."
+    cells = [HEAD, ("---",) * len(HEAD), *((f"`{row.primitive}`", row.family, f"`{row.file}`", row.in_jax) for row in rows())]
+    return "\n".join(["# Support", "", source, "", *_summary(), "", *(f"| {' | '.join(row)} |" for row in cells)])
+
+
+HEAD = ("primitive", "family", "file", "jax.vmap has")
+
+
+def _aligned(cells: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _summary() -> Iterator[str]:
+    table, rest = rows(), looped()
+    counts = Counter(row.family for row in table)
+    yield f"{len(table)} primitives have a rule: {', '.join(f'{family} {n}' for family, n in counts.most_common())}."
+    yield ""
+    yield f"Of what JAX {jax.__version__} batches, run lane by lane, with a MissingRuleWarning: {', '.join(rest) or 'none'}."
+    if NO_RULE_NEEDED:
+        yield ""
+        yield "Without a rule, for a reason:"
+        yield ""
+        yield from (f"- {name}: {reason}" for name, reason in sorted(NO_RULE_NEEDED.items()))
