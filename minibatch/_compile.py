@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import threading
 import types
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -17,7 +17,9 @@ from jax.tree_util import tree_unflatten
 
 from minibatch import _axes, _errors, _jax
 from minibatch._batched import Axis, Batched, is_batched, lanes
+from minibatch._captured import Captured, contents
 from minibatch._interpreter import batch_jaxpr
+from minibatch._structure import Same, structure
 from minibatch._trace import Call, Computed, Given, Returned, Traced, trace
 
 
@@ -27,11 +29,15 @@ class Program:
     The arrays that `fun` captured are arguments of it like the others. It keeps no argument of the call alive.
     """
 
-    def __init__(self, call: Call, traced: Traced) -> None:
-        jaxpr, self.outputs, self.out_tree = traced.jaxpr, traced.outputs, traced.out_tree
-        self.consts = [_jax.as_argument(const) for const in _jax.consts_of(jaxpr)]
-        self.batched = batched_function(call, jaxpr, traced.outputs)
-        self.compiled = jax.jit(self.batched)
+    def __init__(self, call: Call, traced: Traced, captured: Captured | None = None) -> None:
+        self.captured, self.outputs, self.out_tree = captured, traced.outputs, traced.out_tree
+        self.consts = [_jax.as_argument(const) for const in _jax.consts_of(traced.jaxpr)]
+        self.batched = BatchedFunction(call, traced)
+
+    @functools.cached_property
+    def compiled(self) -> Callable:
+        """`batched`, compiled by XLA once for all programs of the same structure."""
+        return compiled(self.batched)
 
     def __call__(self, call: Call) -> Any:
         """Run compiled, on the leaves of `call`."""
@@ -58,20 +64,29 @@ class Program:
         return tree_unflatten(self.out_tree, leaves)
 
 
-def batched_function(call: Call, jaxpr: Any, outputs: Sequence[Any]) -> Callable:
-    """The function from consts and arrays to the arrays that `outputs` wants, each with its lanes where asked."""
-    axis, axes, name = call.axis, call.array_axes(), _errors.name_of(call.fun)
-    specs = [(out.axis, out.path) for out in outputs if isinstance(out, Computed) for _ in range(out.count)]
-    bare = _jax.open_jaxpr(jaxpr)
+class BatchedFunction:
+    """The function from consts and arrays to the arrays that the outputs want, each with its lanes where asked.
 
-    def batched(consts: Sequence[Any], arrays: Sequence[Any]) -> list:
-        args = [x if d is None else Batched(x, d) for x, d in zip(arrays, axes, strict=True)]
+    Two are equal, and so are compiled once, if their jaxprs have the same structure and are batched alike.
+    """
+
+    def __init__(self, call: Call, traced: Traced) -> None:
+        _, self.jaxpr = _jax.hoisted(traced.jaxpr)
+        self.axis, self.axes = call.axis, tuple(call.array_axes())
+        outputs = [out for out in traced.outputs if isinstance(out, Computed)]
+        self.specs = tuple((out.axis, out.path) for out in outputs for _ in range(out.count))
+        self.__name__ = _errors.name_of(call.fun)
+
+    def __call__(self, consts: Sequence[Any], arrays: Sequence[Any]) -> list:
+        args = [x if d is None else Batched(x, d) for x, d in zip(arrays, self.axes, strict=True)]
         with _jax.transform_name_stack("vmap"):
-            outs = batch_jaxpr(axis, _jax.closed(bare, consts), args)
-        return [place(axis, out, spec, path) for out, (spec, path) in zip(outs, specs, strict=True)]
+            outs = batch_jaxpr(self.axis, self.jaxpr, [*consts, *args])
+        return [place(self.axis, out, *spec) for out, spec in zip(outs, self.specs, strict=True)]
 
-    batched.__name__ = name
-    return batched
+    @functools.cached_property
+    def key(self) -> Hashable:
+        """What the compiled program depends on."""
+        return structure(self.jaxpr), self.axis, self.axes, self.specs, _jax.trace_context()
 
 
 def place(axis: Axis, out: Any, spec: Any, path: str) -> Any:
@@ -91,52 +106,88 @@ def place(axis: Axis, out: Any, spec: Any, path: str) -> Any:
 # --- programs, found again --------------------------------------------------------------------------------------------
 
 
-class Programs:
-    """The compiled programs of one mapped function, the latest used `capacity` of them.
+class Latest:
+    """A cache of the `capacity` entries used last, safe to use from several threads."""
 
-    None is kept for a call whose shared leaves are needed concretely: the program is under the key of that call.
-    """
-
-    def __init__(self, capacity: int = 128) -> None:
-        self._kept: OrderedDict[Hashable, Program | None] = OrderedDict()
+    def __init__(self, capacity: int) -> None:
+        self._kept: OrderedDict[Hashable, Any] = OrderedDict()
         self._capacity = capacity
         self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, key: Hashable) -> Any:
+        """What was put under `key`, or None."""
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
+
+    def put(self, key: Hashable, value: Any) -> None:
+        """Keep `value`, and forget what was not used for longest."""
+        with self._lock:
+            self._kept[key] = value
+            while len(self._kept) > self._capacity:
+                self._kept.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._kept.clear()
+
+
+class Programs:
+    """The programs of one mapped function."""
+
+    def __init__(self, capacity: int = 128) -> None:
+        self._kept = Latest(capacity)
+        self.clear = self._kept.clear
+
+    def __len__(self) -> int:
+        return len(self._kept)
 
     def find(self, call: Call) -> tuple[Program, Call]:
         """The program for `call`, traced if it is new, and the call as that program takes it."""
         key = key_of(call)
-        program = self._get(key)
-        concrete = program is None and key in self._kept
+        program = self._kept.get(key)
+        concrete = program is NEEDS_CONCRETE
         if concrete:
             call = call.concrete()
             key = key_of(call)
-            program = self._get(key)
-        if program is None:
+            program = self._kept.get(key)
+        if program is None or program is NEEDS_CONCRETE or program.captured.changed():
+            captured = Captured(call.fun)  # before the call: the function may itself set anew what it sees
             used, traced = trace(call, concrete)
-            program = Program(used, traced)
+            captured.settle()
+            program = Program(used, traced, captured)
             if used is not call:
-                self._put(key, None)
+                self._kept.put(key, NEEDS_CONCRETE)
                 call, key = used, key_of(used)
-            self._put(key, program)
+            self._kept.put(key, program)
         return program, call
 
-    def clear(self) -> None:
-        """Forget all programs."""
-        with self._lock:
-            self._kept.clear()
 
-    def _get(self, key: Hashable) -> Program | None:
-        with self._lock:
-            program = self._kept.get(key)
-            if key in self._kept:
-                self._kept.move_to_end(key)
-            return program
+NEEDS_CONCRETE = object()  # stands for a call whose shared leaves are needed concretely: the program is under that call's key
 
-    def _put(self, key: Hashable, program: Program | None) -> None:
-        with self._lock:
-            self._kept[key] = program
-            while len(self._kept) > self._capacity:
-                self._kept.popitem(last=False)
+_compiled = Latest(capacity=1024)
+
+
+def compiled(batched: BatchedFunction) -> Callable:
+    """`batched` under jax.jit: the one of an equal `batched` from before if there is one."""
+    try:
+        found = _compiled.get(batched.key)
+    except TypeError:  # a param that cannot be compared
+        return jax.jit(batched)
+    if found is None:
+        found = jax.jit(batched)
+        _compiled.put(batched.key, found)
+    return found
+
+
+def clear_caches() -> None:
+    """Forget the programs that all mapped functions compiled; each mapped function keeps what it is using."""
+    _compiled.clear()
 
 
 def key_of(call: Call) -> Hashable:
@@ -171,27 +222,11 @@ def static_key(x: Any, depth: int = 4) -> Hashable:
             return type(x), tuple(static_key(y, depth - 1) for y in x)
         case dict() if depth:
             return type(x), tuple((static_key(k, depth - 1), static_key(v, depth - 1)) for k, v in x.items())
+        case types.FunctionType() if depth and x.__closure__:
+            return type(x), Same(x), tuple(static_key(contents(cell), depth - 1) for cell in x.__closure__)
         case types.MethodType():
             return type(x), static_key(x.__func__), static_key(x.__self__, depth - 1)
     attributes = () if isinstance(x, IDENTITIES) or not depth else getattr(x, "__dict__", {}).items()
     inside = tuple((name, static_key(value, depth - 1)) for name, value in attributes)
     by_value = dataclasses.is_dataclass(x) and type(x).__dataclass_params__.frozen and type(x).__hash__ is not None
     return type(x), None if by_value else Same(x), inside
-
-
-class Same:
-    """Equal to another `Same` of the same living object; holds the object weakly where it can."""
-
-    def __init__(self, x: Any) -> None:
-        self._hash = id(x)
-        try:
-            self._get = weakref.ref(x)
-        except TypeError:
-            self._get = lambda: x
-
-    def __eq__(self, other: object) -> bool:
-        x = self._get()
-        return isinstance(other, Same) and x is not None and other._get() is x
-
-    def __hash__(self) -> int:
-        return self._hash

@@ -105,7 +105,7 @@ def test_captured_arrays_are_arguments_of_the_program():
     big = jnp.ones((1000, 4))
     f = vmap(lambda x: (big @ x).sum())
     np.testing.assert_allclose(f(X), X.sum(1) * 1000)
-    (program,) = f._programs._kept.values()
+    (program,) = f._programs._kept._kept.values()
     assert [c.shape for c in program.consts] == [(1000, 4)]
     lowered = program.compiled.lower(program.consts, [jnp.asarray(X)])
     assert len(lowered.as_text()) < 10_000, "no large constant in the program"
@@ -195,9 +195,9 @@ def test_programs_are_bounded_and_the_latest_stay():
     f._programs = Programs(capacity=4)
     for n in range(10):
         f(X, n)
-    assert len(f._programs._kept) == 4
+    assert len(f._programs) == 4
     f.clear_cache()
-    assert not f._programs._kept
+    assert not len(f._programs)
 
 
 def test_no_argument_is_kept_alive():
@@ -224,6 +224,37 @@ def test_a_mapped_function_and_its_captives_can_be_freed():
     del f, w
     gc.collect()
     assert alive() is None
+
+
+def test_a_fresh_function_is_not_compiled_again():
+    w = jnp.ones(4)
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, duration, **_: compiled.append(event) if event.endswith("backend_compile_duration") else None
+    )
+    for step in range(4):
+        f = vmap(lambda x, step=jnp.float32(step): jax.nn.relu(x * w) * step)
+        np.testing.assert_allclose(f(X), X * step)
+        if step == 0:
+            compiled.clear()
+    jax.monitoring.clear_event_listeners()
+    assert not compiled
+
+
+def test_a_captured_array_rebound_is_not_compiled_again():
+    w = jnp.ones(4)
+    f = vmap(lambda x: x * w)
+    f(X)
+    first = next(iter(f._programs._kept._kept.values())).compiled
+    w = jnp.full(4, 2.0, jnp.float32)
+    np.testing.assert_allclose(f(X), X * 2)
+    assert next(iter(f._programs._kept._kept.values())).compiled is first
+
+
+def test_programs_that_differ_in_an_inner_const_are_told_apart():
+    for k in (1.0, 2.0):
+        inner = jax.jit(lambda x, k=jnp.full(4, k): x * k)
+        np.testing.assert_allclose(vmap(lambda x: inner(x))(X), X * k)
 
 
 def test_threads():

@@ -1,0 +1,179 @@
+"""What a function sees besides its arguments, and whether any of it was set anew.
+
+A compiled program is stale once a variable that the function captured is rebound. The identities of what can be seen
+cheaply are therefore checked at every call: closure variables, defaults and globals of the function and of the user's
+functions it refers to, entries of captured dicts and lists, attributes of captured objects, level by level, as far as
+`MOST` slots go. What lies deeper, or in a library, is taken to be constant.
+
+A function may itself set anew what it sees. If it only ever writes it (`calls += 1`, `log.append(x)`), that is a count
+kept on the side, and no reason to trace again; its code tells.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sysconfig
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+MOST = 256
+MISSING = object()
+LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+OPAQUE = (type, jax.Array, np.ndarray, np.generic, str, bytes, int, float, complex, type(None))
+
+
+class Slot(NamedTuple):
+    """A place where `value` was found: `read()` gives what is there now. Code calls it `name`, if it has one."""
+
+    read: Callable[[], Any]
+    value: Any
+    name: str
+
+    def changed(self) -> bool:
+        """Whether something else is there now."""
+        return self.read() is not self.value
+
+
+class Captured:
+    """The state that `fun` can see, as it is when this is made."""
+
+    def __init__(self, fun: Callable) -> None:
+        self._slots: list[Slot] = []
+        self._codes: list[types.CodeType] = []
+        queue, seen = deque([("", fun)]), {id(fun)}
+        while queue and len(self._slots) < MOST:
+            for name, value in self._look_into(*queue.popleft()):
+                if id(value) not in seen and not isinstance(value, OPAQUE):
+                    seen.add(id(value))
+                    queue.append((name, value))
+
+    def changed(self) -> bool:
+        """Whether anything was set anew since."""
+        for read, value, _ in self._slots:  # at every call: nothing but the comparison
+            if read() is not value:
+                return True
+        return False
+
+    def settle(self) -> None:
+        """Called after `fun` ran: no longer watch what it set anew itself without ever reading it."""
+        written = {slot.name for slot in self._slots if slot.name and slot.changed()}
+        if written:
+            unread = {name for name in written if not any(_reads(code, name) for code in self._codes)}
+            self._slots = [slot for slot in self._slots if not (slot.name in unread and slot.changed())]
+
+    def _look_into(self, name: str, x: Any) -> Iterator[tuple[str, Any]]:
+        """Enter the slots of `x`, known as `name`, and give what is in them."""
+        match x:
+            case types.FunctionType():
+                yield from self._function(x)
+            case types.MethodType():
+                yield from ((name, x.__func__), (name, x.__self__))
+            case functools.partial():
+                yield from ((name, y) for y in (x.func, *x.args, *x.keywords.values()))
+            case dict():
+                yield from self._entries(x, name)
+            case list():
+                self._slots.append(Slot(functools.partial(_has_size, x, len(x)), True, name))
+                self._slots += [Slot(functools.partial(_item, x, i), y, name) for i, y in enumerate(x[:MOST])]
+                yield from ((name, y) for y in x[:MOST])
+            case tuple():
+                yield from ((name, y) for y in x[:MOST])
+            case types.ModuleType():
+                pass
+            case _ if type(x).__module__.partition(".")[0] not in ("jax", "jaxlib", "numpy"):
+                yield from self._entries(getattr(x, "__dict__", {}), None)
+                if callable(x):
+                    yield name, type(x).__call__
+
+    def _function(self, fun: types.FunctionType) -> Iterator[tuple[str, Any]]:
+        if _in_library(fun):
+            return
+        self._codes += _codes(fun.__code__)
+        for name, cell in zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True):
+            self._slots.append(Slot(functools.partial(contents, cell), contents(cell), name))
+            yield name, contents(cell)
+        yield from (("", default) for default in fun.__defaults__ or ())
+        yield from (fun.__kwdefaults__ or {}).items()
+        names = [name for code in _codes(fun.__code__) for name in code.co_names]
+        for name in names:
+            if name in fun.__globals__:
+                value = fun.__globals__[name]
+                self._slots.append(Slot(functools.partial(fun.__globals__.get, name, MISSING), value, name))
+                if isinstance(value, types.ModuleType) and not _in_library(value):
+                    yield from self._entries(vars(value), None, names)
+                yield name, value
+
+    def _entries(self, mapping: dict, name: str | None, keys: Any = None) -> Iterator[tuple[str, Any]]:
+        """The entries of a dict known as `name`; with None, the attributes of an object, each known by its own."""
+        if keys is None:
+            keys = list(mapping)[:MOST]
+            self._slots.append(Slot(functools.partial(_has_size, mapping, len(mapping)), True, name or ""))
+        for key in keys:
+            if key in mapping:
+                known_as = str(key) if name is None else name
+                self._slots.append(Slot(functools.partial(mapping.get, key, MISSING), mapping[key], known_as))
+                yield known_as, mapping[key]
+
+
+def _has_size(container: Any, size: int) -> bool:
+    return len(container) == size
+
+
+def _item(values: list, i: int) -> Any:
+    return values[i] if i < len(values) else MISSING
+
+
+def contents(cell: types.CellType) -> Any:
+    """What a closure variable holds now."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # not bound yet
+        return MISSING
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """`code` and that of the functions defined in it."""
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield from _codes(const)
+
+
+def _reads(code: types.CodeType, name: str) -> bool:
+    """Whether `code` may use what is called `name`, rather than count it up, assign to it or append to it."""
+    ops = [(op.opname, op.argval) for op in dis.get_instructions(code) if op.opname not in ("CACHE", "PRECALL", "NOP")]
+    for i, (op, argument) in enumerate(ops):
+        if argument != name or not op.startswith("LOAD_") or op in ("LOAD_CLOSURE", "LOAD_CONST"):
+            continue
+        before, after = [op for op, _ in ops[max(i - 1, 0) : i]], [op for op, _ in ops[i + 1 : i + 5]]
+        counted_up = after[1:2] == ["BINARY_OP"] and any(ops[j] == (op.replace("LOAD", "STORE"), name) for j in _next(i, ops))
+        attribute_counted_up = op == "LOAD_ATTR" and before == ["COPY"] and ("STORE_ATTR", name) in ops[i + 1 : i + 5]
+        entry_counted_up = after[1:4] == ["COPY", "COPY", "BINARY_SUBSCR"]
+        entry_assigned = after[1:2] == ["STORE_SUBSCR"]
+        appended = ops[i + 1 : i + 2] and ops[i + 1][0] in ("LOAD_ATTR", "LOAD_METHOD") and ops[i + 1][1] in ("append", "add")
+        if not (counted_up or attribute_counted_up or entry_counted_up or entry_assigned or appended):
+            return True
+    return False
+
+
+def _next(i: int, ops: list) -> range:
+    return range(i + 1, min(i + 4, len(ops)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_library_file(file: str) -> bool:
+    return file.startswith(LIBRARIES) or file.startswith("<frozen")
+
+
+def _in_library(x: types.FunctionType | types.ModuleType) -> bool:
+    """Whether a function or module comes with Python or an installed package rather than from the user's program."""
+    if isinstance(x, types.FunctionType):
+        return _is_library_file(x.__code__.co_filename)
+    file = getattr(x, "__file__", None)
+    return x.__name__ != "__main__" and (file is None or _is_library_file(file))

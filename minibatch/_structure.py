@@ -1,0 +1,83 @@
+"""Which jaxprs are the same program: a key by structure, so that a compiled program is found again across functions."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+
+from minibatch import _jax
+
+# A program compiled outside any transformation is not differentiated again: the rules for that are not part of it.
+DERIVATIVE_PARAMS = frozenset({"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees"})
+DERIVATIVE_PRIMITIVES = frozenset({"custom_jvp_call", "custom_vjp_call"})
+
+
+class Same:
+    """Equal to another `Same` of the same living object; holds the object weakly where it can."""
+
+    def __init__(self, x: Any) -> None:
+        self._hash = id(x)
+        try:
+            self._get = weakref.ref(x)
+        except TypeError:
+            self._get = lambda: x
+
+    def __eq__(self, other: object) -> bool:
+        x = self._get()
+        return isinstance(other, Same) and x is not None and other._get() is x
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+def structure(jaxpr: Any) -> Hashable:
+    """A key that is equal for two jaxprs if they compute the same, given their consts.
+
+    Variables are known by the order in which they are bound, literals by their bits; consts count only in inner jaxprs,
+    where they are known by identity.
+    """
+    jaxpr = _jax.open_jaxpr(jaxpr)
+    numbers: dict[Any, int] = {}
+
+    def atom(x: Any) -> Hashable:
+        return _literal(x) if isinstance(x, _jax.Literal) else numbers[x]
+
+    def bind(variables: Any) -> tuple:
+        for v in variables:
+            numbers[v] = len(numbers)
+        return tuple(v.aval for v in variables)
+
+    inputs = bind((*jaxpr.constvars, *jaxpr.invars))
+    eqns = []
+    for eqn in jaxpr.eqns:
+        read = tuple(map(atom, eqn.invars))
+        eqns.append((eqn.primitive, read, _params(eqn), bind(eqn.outvars), eqn.ctx))
+    return inputs, tuple(eqns), tuple(map(atom, jaxpr.outvars))
+
+
+def _literal(x: Any) -> Hashable:
+    return x.aval, np.asarray(x.val).tobytes()
+
+
+def _params(eqn: Any) -> Hashable:
+    ignored = DERIVATIVE_PARAMS if eqn.primitive.name in DERIVATIVE_PRIMITIVES else ()
+    return tuple((name, _param(value)) for name, value in eqn.params.items() if name not in ignored)
+
+
+def _param(x: Any) -> Hashable:
+    if isinstance(x, (_jax.Jaxpr, _jax.ClosedJaxpr)):
+        return structure(x), tuple(map(Same, _jax.consts_of(x)))
+    if isinstance(x, (tuple, list)):
+        return type(x), tuple(map(_param, x))
+    if isinstance(x, dict):
+        return tuple((key, _param(value)) for key, value in x.items())
+    if isinstance(x, (int, float, complex, str, bool, type(None))):
+        return type(x), repr(x)
+    try:
+        hash(x)
+    except TypeError:
+        return Same(x)
+    return type(x), x

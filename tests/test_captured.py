@@ -1,0 +1,146 @@
+"""State that a mapped function sees besides its arguments, set anew between two calls."""
+
+from __future__ import annotations
+
+import functools
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from minibatch import vmap
+
+X = np.arange(3, dtype=np.float32)
+FACTOR = 1.0
+settings = types.SimpleNamespace(shift=0.0)
+
+
+def scale(x):
+    return x * FACTOR
+
+
+def through_another(x):
+    return scale(x) + 1
+
+
+# https://github.com/jax-ml/jax/issues/5206
+def test_globals_also_of_functions_called(monkeypatch):
+    f, g = vmap(scale), vmap(through_another)
+    np.testing.assert_allclose([f(X), g(X)], [X, X + 1])
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)
+    np.testing.assert_allclose([f(X), g(X)], [3 * X, 3 * X + 1])
+
+
+def test_closure_variables():
+    w = jnp.ones(())
+    f = vmap(lambda x: x * w)
+    np.testing.assert_allclose(f(X), X)
+    w = jnp.full((), 2.0)
+    np.testing.assert_allclose(f(X), 2 * X)
+    w = 3.0
+    np.testing.assert_allclose(f(X), 3 * X)
+
+
+def test_entries_of_dicts_and_lists():
+    state, steps = {"scale": 1.0, "inner": {"shift": 0.0}}, [1.0]
+    f = vmap(lambda x: x * state["scale"] * sum(steps) + state["inner"]["shift"] + len(state))
+    np.testing.assert_allclose(f(X), X + 2)
+    state["scale"] = 2.0
+    np.testing.assert_allclose(f(X), 2 * X + 2)
+    state["inner"]["shift"] = 5.0
+    np.testing.assert_allclose(f(X), 2 * X + 7)
+    steps.append(2.0)
+    np.testing.assert_allclose(f(X), 6 * X + 7)
+    steps[0] = 0.0
+    np.testing.assert_allclose(f(X), 4 * X + 7)
+    state["more"] = None
+    np.testing.assert_allclose(f(X), 4 * X + 8)
+
+
+def test_attributes_of_self_and_of_captured_objects():
+    class Model:
+        def __init__(self):
+            self.n, self.options = 1.0, types.SimpleNamespace(shift=0.0)
+
+        def __call__(self, x):
+            return x * self.n + self.options.shift
+
+        def method(self, x):
+            return self(x)
+
+    model = Model()
+    for f in (vmap(model), vmap(model.method), vmap(lambda x: model(x)), vmap(functools.partial(model.method))):
+        model.n, model.options.shift = 1.0, 0.0
+        np.testing.assert_allclose(f(X), X)
+        model.n = 2.0
+        np.testing.assert_allclose(f(X), 2 * X)
+        model.options.shift = 3.0
+        np.testing.assert_allclose(f(X), 2 * X + 3)
+
+
+def test_state_that_the_function_sets_itself():
+    class Counter:
+        n = 0
+
+        def bump(self, x):
+            self.n += 1
+            return x + self.n
+
+    f = vmap(Counter().bump)
+    for k in range(1, 4):
+        np.testing.assert_allclose(f(X), X + k)
+
+
+def test_defaults_and_attributes_of_functions_passed_in():
+    k = 1.0
+    f = vmap(lambda fn, x: fn(x), (None, 0))
+    fn = lambda x: x * k
+    np.testing.assert_allclose(f(fn, X), X)
+    k = 2.0
+    np.testing.assert_allclose(f(fn, X), 2 * X)
+
+
+class Log:
+    n = 0
+
+
+def test_counts_kept_on_the_side_do_not_trace_again():
+    n, calls, entries, log = 0, [], {"n": 0}, Log()
+    log.n = 0
+
+    def fun(x):
+        nonlocal n
+        n += 1
+        calls.append(x.shape)
+        entries["n"] += 1
+        log.n += 1
+        return x * 2
+
+    f = vmap(fun)
+    for _ in range(3):
+        f(X)
+    assert (n, len(calls), entries["n"], log.n) == (1, 1, 1, 1)
+    entries["other"] = 1
+    f(X)
+
+
+def test_counts_that_are_read_trace_again():
+    n, entries = 0, {"n": 0}
+
+    def fun(x):
+        nonlocal n
+        n += 1
+        entries["n"] += 1
+        return x * n + entries["n"]
+
+    f = vmap(fun)
+    for k in range(1, 4):
+        np.testing.assert_allclose(f(X), X * k + k)
+
+
+def test_what_an_imported_library_sets_is_not_watched():
+    f = vmap(lambda x: jax.nn.relu(x) * settings.shift)
+    f(X)
+    program = next(iter(f._programs._kept._kept.values()))
+    assert len(program.captured._slots) < 20
