@@ -13,6 +13,7 @@ from jax.tree_util import tree_flatten, tree_leaves
 from minibatch import _axes, _errors, _jax, rules
 from minibatch._batched import Axis
 from minibatch._compile import Program, Programs
+from minibatch._keys import Latest, is_traced
 from minibatch._trace import Call, parts, trace
 
 __all__ = ["Vmapped", "rules", "vmap"]
@@ -53,16 +54,19 @@ class Vmapped(Generic[P, R]):
         self._in_axes = _axes.check("in_axes", options["in_axes"])
         self._out_axes = _axes.check("out_axes", options["out_axes"])
         self._programs = Programs()
+        self._axes_by_tree = Latest(capacity=128)
         functools.update_wrapper(self, fun, updated=())
 
     @_reported
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Map: compiled outside any other transformation, emitted into it inside one."""
-        call = self._bind(args, kwargs)
-        if not self._options["compile"] or not _jax.trace_state_clean() or _any_tracer(call.leaves):
-            return _emit(call)
-        program, call = self._programs.find(call)
-        return program.emit(call) if _any_tracer(program.consts) else program(call)
+        leaves, in_tree = _flatten(args, kwargs)
+        if not self._options["compile"] or not _jax.trace_state_clean():
+            return _emit(self._bind(args, kwargs))
+        axes = self._axes_by_tree.get(in_tree)
+        if axes is None:
+            axes = self._axes_of(args, kwargs, leaves, in_tree)
+        return self._programs.find(in_tree, axes, leaves, lambda: self._bind(args, kwargs))(leaves)
 
     @_reported
     def jaxpr(self, *args: P.args, **kwargs: P.kwargs) -> Any:
@@ -75,14 +79,15 @@ class Vmapped(Generic[P, R]):
         Returns:
           A closed jaxpr. Its inputs are the arrays among the arguments, in order; what else was shared is part of it.
 
-        >>> import jax.numpy as jnp, minibatch
-        >>> print(minibatch.vmap(lambda x, w: x @ w, in_axes=(0, None)).jaxpr(jnp.ones((3, 2)), jnp.ones(2)))
-        { lambda ; a:f32[3,2] b:f32[2]. let
-            c:f32[3] = dot_general[
-              dimension_numbers=(([1], [0]), ([], []))
-              preferred_element_type=float32
-            ] a b
-          in (c,) }
+        Examples:
+          >>> import jax.numpy as jnp, minibatch
+          >>> print(minibatch.vmap(lambda x, w: x @ w, in_axes=(0, None)).jaxpr(jnp.ones((3, 2)), jnp.ones(2)))
+          { lambda ; a:f32[3,2] b:f32[2]. let
+              c:f32[3] = dot_general[
+                dimension_numbers=(([1], [0]), ([], []))
+                preferred_element_type=float32
+              ] a b
+            in (c,) }
         """
         call = self._bind(args, kwargs)
         avals = [_jax.aval_of(x) for x in call.arrays()]
@@ -100,7 +105,7 @@ class Vmapped(Generic[P, R]):
 
     def clear_cache(self) -> None:
         """Forget the programs compiled so far."""
-        self._programs.clear()
+        self._programs.kept.clear()
 
     def _jitted(self, args: tuple, kwargs: dict) -> Any:
         static = [i for i, arg in enumerate(args) if _is_static(arg)]
@@ -113,28 +118,34 @@ class Vmapped(Generic[P, R]):
         return jax.jit(emitted, static_argnums=static, static_argnames=names)
 
     def _bind(self, args: tuple, kwargs: dict) -> Call:
-        fun, axis_size = self._fun, self._options["axis_size"]
-        leaves, in_tree = tree_flatten((args, kwargs), is_leaf=_jax.is_vmappable if _jax.vmappables else None)
-        axes = self._axes_of(args, kwargs, leaves)
-        size = _axes.size_of(axes, leaves, axis_size, lambda: _axes.leaf_names(fun, args, kwargs))
+        """The call in full.
+
+        Raises:
+          Problem: the arguments do not fit `in_axes`, or their sizes differ.
+        """
+        leaves, in_tree = _flatten(args, kwargs)
+        axes = self._axes_of(args, kwargs, leaves, in_tree)
+        names = functools.partial(_axes.leaf_names, self._fun, args, kwargs)
+        size = _axes.size_of(axes, leaves, self._options["axis_size"], names)
         if size is None and not (args or kwargs):
             raise _errors.nothing_mapped([])
         axes = tuple([d if d is None or d >= 0 else d + len(x.shape) for d, x in zip(axes, leaves, strict=True)])
-        traced = tuple([d is not None or isinstance(x, TRACED) or _jax.is_vmappable(x) for d, x in zip(axes, leaves, strict=True)])
+        traced = tuple([d is not None or is_traced(x) for d, x in zip(axes, leaves, strict=True)])
         axis = Axis(size, self._options["axis_name"], self._spmd_name(), _mesh_name(leaves, axes))
-        return Call(fun, leaves, in_tree, axes, traced, axis, self._out_axes)
+        return Call(self._fun, leaves, in_tree, axes, traced, axis, self._out_axes)
 
-    def _axes_of(self, args: tuple, kwargs: dict, leaves: list) -> list[int | None]:
-        if type(self._in_axes) is int and not kwargs and not _jax.vmappables:
-            return [self._in_axes] * len(leaves)
+    def _axes_of(self, args: tuple, kwargs: dict, leaves: list, in_tree: Any) -> tuple[int | None, ...]:
+        """The axis for each leaf, as the user counts it; remembered by structure unless leaves were asked."""
         specs, by_name = _axes.for_arguments(self._fun, self._in_axes, args, kwargs)
         axes: list[int | None] = []
         for i, (spec, arg) in enumerate(zip(specs, args, strict=True)):
-            name = f"args[{i}]"
-            axes += _axes.spread(spec, arg, f"in_axes[{i}]", name)
+            axes += _axes.spread(spec, arg, f"in_axes[{i}]", f"args[{i}]")
         for name in sorted(kwargs):
             axes += _axes.spread(by_name[name], kwargs[name], f"in_axes[{name!r}]", f"kwargs[{name!r}]")
-        return _merge_parts(axes, leaves) if _jax.vmappables else axes
+        found = tuple(_merge_parts(axes, leaves) if _jax.vmappables else axes)
+        if not any(map(callable, tree_leaves((specs, by_name)))):
+            self._axes_by_tree.put(in_tree, found)
+        return found
 
     def _spmd_name(self) -> tuple[Hashable, ...]:
         name = self._options["spmd_axis_name"]
@@ -150,9 +161,6 @@ class Vmapped(Generic[P, R]):
         return f"<minibatch.vmap of {_errors.name_of(self._fun)}, in_axes={self._in_axes}, out_axes={self._out_axes}>"
 
 
-TRACED = (jax.Array, jax.ShapeDtypeStruct)  # shared leaves that a program takes as arguments; a tracer is a jax.Array
-
-
 DEFAULTS = {"in_axes": 0, "out_axes": 0, "axis_name": None, "axis_size": None, "spmd_axis_name": None, "compile": True}
 
 
@@ -162,11 +170,11 @@ def _restore(fun: Callable, options: dict[str, Any]) -> Vmapped:
 
 def _emit(call: Call) -> Any:
     call, traced = trace(call)
-    return Program(call, traced).emit(call)
+    return Program(call, traced).emit(call.leaves)
 
 
-def _any_tracer(leaves: list) -> bool:
-    return any(isinstance(x, jax.core.Tracer) for leaf in leaves for x in parts(leaf))
+def _flatten(args: tuple, kwargs: dict) -> tuple[list, Any]:
+    return tree_flatten((args, kwargs), is_leaf=_jax.is_vmappable if _jax.vmappables else None)
 
 
 def _is_static(arg: Any) -> bool:
@@ -232,15 +240,16 @@ def vmap(
       TypeError: `fun` is not callable, or `in_axes` or `out_axes` hold something that is no axis.
       ValueError: at the call, if the arguments do not fit `in_axes`, or their sizes differ.
 
-    >>> import jax.numpy as jnp, minibatch
-    >>> minibatch.vmap(lambda x, w: x @ w, in_axes=(0, None))(jnp.ones((3, 2)), jnp.ones(2))
-    Array([2., 2., 2.], dtype=float32)
+    Examples:
+      >>> import jax.numpy as jnp, minibatch
+      >>> minibatch.vmap(lambda x, w: x @ w, in_axes=(0, None))(jnp.ones((3, 2)), jnp.ones(2))
+      Array([2., 2., 2.], dtype=float32)
 
-    >>> @minibatch.vmap(in_axes={"scale": None})
-    ... def scaled(x, scale):
-    ...     return x * scale
-    >>> scaled(jnp.arange(3.0), scale=2.0)
-    Array([0., 2., 4.], dtype=float32)
+      >>> @minibatch.vmap(in_axes={"scale": None})
+      ... def scaled(x, scale):
+      ...     return x * scale
+      >>> scaled(jnp.arange(3.0), scale=2.0)
+      Array([0., 2., 4.], dtype=float32)
     """
     options = {
         "in_axes": in_axes,

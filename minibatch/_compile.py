@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import hashlib
-import threading
-import types
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,51 +12,64 @@ from jax.tree_util import tree_unflatten
 
 from minibatch import _axes, _errors, _jax
 from minibatch._batched import Axis, Batched, is_batched, lanes
-from minibatch._captured import Captured, contents
+from minibatch._captured import Captured
+from minibatch._hoist import hoist
 from minibatch._interpreter import batch_jaxpr
-from minibatch._structure import Same, structure
-from minibatch._trace import Call, Computed, Given, Returned, Traced, trace
+from minibatch._keys import Latest, leaf_keys
+from minibatch._structure import structure
+from minibatch._trace import Call, Computed, Given, Returned, Traced, parts, trace
 
 
 class Program:
-    """The batched program of one traced call: arrays in, arrays out.
+    """The batched program of one traced call: the arguments' leaves in, what `fun` returned out.
 
     The arrays that `fun` captured are arguments of it like the others. It keeps no argument of the call alive.
     """
 
     def __init__(self, call: Call, traced: Traced, captured: Captured | None = None) -> None:
         self.captured, self.outputs, self.out_tree = captured, traced.outputs, traced.out_tree
-        self.consts = [_jax.as_argument(const) for const in _jax.consts_of(traced.jaxpr)]
-        self.batched = BatchedFunction(call, traced)
+        consts, jaxpr = hoist(traced.jaxpr)
+        self.consts = [_jax.as_argument(const) for const in consts]
+        self.batched = BatchedFunction(call, jaxpr, traced.outputs)
+        self._takes_all = all(call.traced) and not any(map(_jax.is_vmappable, call.leaves))
+        self._takes = [i for i, traced in enumerate(call.traced) if traced]
+        self._gives_all = all(isinstance(out, Computed) and out.rebuild is None for out in self.outputs)
 
     @functools.cached_property
     def compiled(self) -> Callable:
         """`batched`, compiled by XLA once for all programs of the same structure."""
         return compiled(self.batched)
 
-    def __call__(self, call: Call) -> Any:
-        """Run compiled, on the leaves of `call`."""
-        return self.assemble(call, self.compiled(self.consts, call.arrays()))
+    def __call__(self, leaves: list) -> Any:
+        """Run compiled; where `fun` captured a tracer, into the trace that it belongs to."""
+        if any(isinstance(const, jax.core.Tracer) for const in self.consts):
+            return self.emit(leaves)
+        return self._assemble(leaves, self.compiled(self.consts, self._arrays(leaves)))
 
-    def emit(self, call: Call) -> Any:
+    def emit(self, leaves: list) -> Any:
         """Run equation by equation, into whatever trace is under way."""
-        return self.assemble(call, self.batched(self.consts, call.arrays()))
+        return self._assemble(leaves, self.batched(self.consts, self._arrays(leaves)))
 
-    def assemble(self, call: Call, arrays: Sequence[Any]) -> Any:
-        """What `fun` returned, with all lanes."""
+    def _arrays(self, leaves: list) -> list:
+        return leaves if self._takes_all else [x for i in self._takes for x in parts(leaves[i])]
+
+    def _assemble(self, leaves: list, arrays: list) -> Any:
+        if self._gives_all:
+            return tree_unflatten(self.out_tree, arrays)
         rest = iter(arrays)
-        leaves = []
-        for output in self.outputs:
-            match output:
-                case Returned(i):
-                    leaves.append(call.leaves[i])
-                case Given(value):
-                    leaves.append(value)
-                case Computed(rebuild=None):
-                    leaves.append(next(rest))
-                case Computed(count=count, rebuild=rebuild):
-                    leaves.append(rebuild([next(rest) for _ in range(count)]))
-        return tree_unflatten(self.out_tree, leaves)
+        return tree_unflatten(self.out_tree, [_finish(out, leaves, rest) for out in self.outputs])
+
+
+def _finish(output: Returned | Given | Computed, leaves: list, arrays: Iterator[Any]) -> Any:
+    match output:
+        case Returned(i):
+            return leaves[i]
+        case Given(value):
+            return value
+        case Computed(rebuild=None):
+            return next(arrays)
+        case Computed(count=count, rebuild=rebuild):
+            return rebuild([next(arrays) for _ in range(count)])
 
 
 class BatchedFunction:
@@ -70,11 +78,10 @@ class BatchedFunction:
     Two are equal, and so are compiled once, if their jaxprs have the same structure and are batched alike.
     """
 
-    def __init__(self, call: Call, traced: Traced) -> None:
-        _, self.jaxpr = _jax.hoisted(traced.jaxpr)
-        self.axis, self.axes = call.axis, tuple(call.array_axes())
-        outputs = [out for out in traced.outputs if isinstance(out, Computed)]
-        self.specs = tuple((out.axis, out.path) for out in outputs for _ in range(out.count))
+    def __init__(self, call: Call, jaxpr: Any, outputs: Sequence[Returned | Given | Computed]) -> None:
+        self.jaxpr, self.axis, self.axes = jaxpr, call.axis, tuple(call.array_axes())
+        computed = [out for out in outputs if isinstance(out, Computed)]
+        self.specs = tuple((out.axis, out.path) for out in computed for _ in range(out.count))
         self.__name__ = _errors.name_of(call.fun)
 
     def __call__(self, consts: Sequence[Any], arrays: Sequence[Any]) -> list:
@@ -106,66 +113,31 @@ def place(axis: Axis, out: Any, spec: Any, path: str) -> Any:
 # --- programs, found again --------------------------------------------------------------------------------------------
 
 
-class Latest:
-    """A cache of the `capacity` entries used last, safe to use from several threads."""
-
-    def __init__(self, capacity: int) -> None:
-        self._kept: OrderedDict[Hashable, Any] = OrderedDict()
-        self._capacity = capacity
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def get(self, key: Hashable) -> Any:
-        """What was put under `key`, or None."""
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-            return self._kept.get(key)
-
-    def put(self, key: Hashable, value: Any) -> None:
-        """Keep `value`, and forget what was not used for longest."""
-        with self._lock:
-            self._kept[key] = value
-            while len(self._kept) > self._capacity:
-                self._kept.popitem(last=False)
-
-    def clear(self) -> None:
-        """Forget everything."""
-        with self._lock:
-            self._kept.clear()
-
-
 class Programs:
     """The programs of one mapped function."""
 
     def __init__(self, capacity: int = 128) -> None:
-        self._kept = Latest(capacity)
-        self.clear = self._kept.clear
+        self.kept = Latest(capacity)
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def find(self, call: Call) -> tuple[Program, Call]:
-        """The program for `call`, traced if it is new, and the call as that program takes it."""
-        key = key_of(call)
-        program = self._kept.get(key)
-        concrete = program is NEEDS_CONCRETE
-        if concrete:
-            call = call.concrete()
-            key = key_of(call)
-            program = self._kept.get(key)
+    def find(self, in_tree: Any, axes: tuple, leaves: list, bind: Callable[[], Call]) -> Program:
+        """The program for a call, traced if it is new; `bind` gives the call in full."""
+        context = _jax.trace_context()
+        key = in_tree, axes, leaf_keys(leaves, axes), context
+        program = self.kept.get(key)
+        if program is NEEDS_CONCRETE:
+            key = in_tree, axes, leaf_keys(leaves, axes, concrete=True), context
+            program = self.kept.get(key) or NEEDS_CONCRETE
         if program is None or program is NEEDS_CONCRETE or program.captured.changed():
+            call = bind()
             captured = Captured(call.fun)  # before the call: the function may itself set anew what it sees
-            used, traced = trace(call, concrete)
+            used, traced = trace(call, concrete=program is NEEDS_CONCRETE)
             captured.settle()
+            if used is not call and program is not NEEDS_CONCRETE:
+                self.kept.put(key, NEEDS_CONCRETE)
+                key = in_tree, axes, leaf_keys(leaves, axes, concrete=True), context
             program = Program(used, traced, captured)
-            if used is not call:
-                self._kept.put(key, NEEDS_CONCRETE)
-                call, key = used, key_of(used)
-            self._kept.put(key, program)
-        return program, call
+            self.kept.put(key, program)
+        return program
 
 
 NEEDS_CONCRETE = object()  # stands for a call whose shared leaves are needed concretely: the program is under that call's key
@@ -188,45 +160,3 @@ def compiled(batched: BatchedFunction) -> Callable:
 def clear_caches() -> None:
     """Forget the programs that all mapped functions compiled; each mapped function keeps what it is using."""
     _compiled.clear()
-
-
-def key_of(call: Call) -> Hashable:
-    """What a program depends on: structure, avals of what it takes as arguments, the rest by value or identity."""
-    leaves = [
-        _jax.aval_key(leaf) if traced else static_key(leaf)
-        for leaf, traced in zip(call.leaves, call.traced, strict=True)
-    ]
-    return (call.in_tree, call.axes, call.traced, call.axis, tuple(leaves), _jax.trace_context())
-
-
-SMALL = 64  # elements up to which a jax.Array that is part of a program is known by value
-IDENTITIES = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, jax.Array)
-
-
-def static_key(x: Any, depth: int = 4) -> Hashable:
-    """A key that is equal just where `x` may be taken for the same: by value where that can be told, else by identity.
-
-    It holds no object of the user's alive. Of other objects the attributes are looked at too, to some depth, so that
-    one changed between two calls is noticed.
-    """
-    match x:
-        case None | bool() | int() | str() | bytes():
-            return type(x), x
-        case float() | complex():
-            return type(x), repr(x)
-        case np.ndarray() | np.generic() if x.dtype != object:
-            return type(x), np.shape(x), x.dtype.str, hashlib.blake2b(np.ascontiguousarray(x).tobytes()).digest()
-        case jax.Array() if x.size <= SMALL and jax.numpy.isdtype(x.dtype, "numeric"):
-            return type(x), x.aval, np.asarray(x).tobytes()
-        case tuple() | list() if depth:
-            return type(x), tuple(static_key(y, depth - 1) for y in x)
-        case dict() if depth:
-            return type(x), tuple((static_key(k, depth - 1), static_key(v, depth - 1)) for k, v in x.items())
-        case types.FunctionType() if depth and x.__closure__:
-            return type(x), Same(x), tuple(static_key(contents(cell), depth - 1) for cell in x.__closure__)
-        case types.MethodType():
-            return type(x), static_key(x.__func__), static_key(x.__self__, depth - 1)
-    attributes = () if isinstance(x, IDENTITIES) or not depth else getattr(x, "__dict__", {}).items()
-    inside = tuple((name, static_key(value, depth - 1)) for name, value in attributes)
-    by_value = dataclasses.is_dataclass(x) and type(x).__dataclass_params__.frozen and type(x).__hash__ is not None
-    return type(x), None if by_value else Same(x), inside

@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
 
 from minibatch import _jax
+from minibatch._keys import Same
 
 # A program compiled outside any transformation is not differentiated again: the rules for that are not part of it.
 DERIVATIVE_PARAMS = frozenset({"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees"})
 DERIVATIVE_PRIMITIVES = frozenset({"custom_jvp_call", "custom_vjp_call"})
-
-
-class Same:
-    """Equal to another `Same` of the same living object; holds the object weakly where it can."""
-
-    def __init__(self, x: Any) -> None:
-        self._hash = id(x)
-        try:
-            self._get = weakref.ref(x)
-        except TypeError:
-            self._get = lambda: x
-
-    def __eq__(self, other: object) -> bool:
-        x = self._get()
-        return isinstance(other, Same) and x is not None and other._get() is x
-
-    def __hash__(self) -> int:
-        return self._hash
 
 
 def structure(jaxpr: Any) -> Hashable:

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from minibatch import vmap
-from minibatch._compile import Programs, static_key
+from minibatch._compile import Programs
+from minibatch._keys import static_key
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -101,12 +102,13 @@ def test_equal_frozen_dataclasses_share_a_program():
     assert fun.calls == 2
 
 
-def test_captured_arrays_are_arguments_of_the_program():
-    big = jnp.ones((1000, 4))
-    f = vmap(lambda x: (big @ x).sum())
-    np.testing.assert_allclose(f(X), X.sum(1) * 1000)
-    (program,) = f._programs._kept._kept.values()
-    assert [c.shape for c in program.consts] == [(1000, 4)]
+@pytest.mark.parametrize("inner", [lambda f: f, jax.jit, lambda f: jax.jit(lambda x: jax.jit(f)(x) + 0), jax.checkpoint])
+def test_captured_arrays_are_arguments_of_the_program(inner):
+    big, other = jnp.ones((1000, 4)), jnp.ones(4)
+    f = vmap(lambda x: inner(lambda x: (big @ (x + other)).sum())(x))
+    np.testing.assert_allclose(f(X), (X + 1).sum(1) * 1000)
+    (program,) = f._programs.kept.values()
+    assert sorted(c.shape for c in program.consts) == [(4,), (1000, 4)]
     lowered = program.compiled.lower(program.consts, [jnp.asarray(X)])
     assert len(lowered.as_text()) < 10_000, "no large constant in the program"
 
@@ -195,9 +197,9 @@ def test_programs_are_bounded_and_the_latest_stay():
     f._programs = Programs(capacity=4)
     for n in range(10):
         f(X, n)
-    assert len(f._programs) == 4
+    assert len(f._programs.kept) == 4
     f.clear_cache()
-    assert not len(f._programs)
+    assert not len(f._programs.kept)
 
 
 def test_no_argument_is_kept_alive():
@@ -245,10 +247,10 @@ def test_a_captured_array_rebound_is_not_compiled_again():
     w = jnp.ones(4)
     f = vmap(lambda x: x * w)
     f(X)
-    first = next(iter(f._programs._kept._kept.values())).compiled
+    first = f._programs.kept.values()[0].compiled
     w = jnp.full(4, 2.0, jnp.float32)
     np.testing.assert_allclose(f(X), X * 2)
-    assert next(iter(f._programs._kept._kept.values())).compiled is first
+    assert f._programs.kept.values()[0].compiled is first
 
 
 def test_programs_that_differ_in_an_inner_const_are_told_apart():
