@@ -25,10 +25,11 @@ class if_array:  # noqa: N801 - used as a word in a spec, `in_axes=if_array(0)`
     Args:
       axis: the axis that holds the lanes: of an argument in `in_axes`, of a finished output in `out_axes`.
 
-    >>> import jax.numpy as jnp, minibatch
-    >>> model = {"w": jnp.ones((3, 2)), "activation": jnp.tanh}
-    >>> minibatch.vmap(lambda m: m["activation"](m["w"]).sum(), in_axes=minibatch.if_array(0))(model).shape
-    (3,)
+    Examples:
+      >>> import jax.numpy as jnp, minibatch
+      >>> model = {"w": jnp.ones((3, 2)), "activation": jnp.tanh}
+      >>> minibatch.vmap(lambda m: m["activation"](m["w"]).sum(), in_axes=minibatch.if_array(0))(model).shape
+      (3,)
     """
 
     axis: int = 0
@@ -46,10 +47,11 @@ class if_batched:  # noqa: N801
     Args:
       axis: where the lane axis goes in an output that differs by lane.
 
-    >>> import jax.numpy as jnp, minibatch
-    >>> f = minibatch.vmap(lambda x, w: (x * w, w.sum()), in_axes=(0, None), out_axes=minibatch.if_batched(0))
-    >>> [y.shape for y in f(jnp.ones(3), jnp.ones(2))]
-    [(3, 2), ()]
+    Examples:
+      >>> import jax.numpy as jnp, minibatch
+      >>> f = minibatch.vmap(lambda x, w: (x * w, w.sum()), in_axes=(0, None), out_axes=minibatch.if_batched(0))
+      >>> [y.shape for y in f(jnp.ones(3), jnp.ones(2))]
+      [(3, 2), ()]
     """
 
     axis: int = 0

@@ -10,16 +10,22 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
+from minibatch import _jax
+
 Array = Any  # a jax.Array, a tracer, a numpy array or a Python scalar: what a primitive takes
 
 
 class Axis(NamedTuple):
-    """The mapped axis: its size, and the names under which programs and meshes know it."""
+    """The mapped axis: its size, and the names under which programs and meshes know it.
+
+    `manual`: inside a shard_map, the mesh axes over which the lanes lie, so that each shard has some of them.
+    """
 
     size: int
     name: Hashable | None = None
     spmd_name: tuple[Hashable, ...] = ()
     mesh_name: Any = None
+    manual: tuple[Hashable, ...] = ()
 
 
 class Batched(NamedTuple):
@@ -32,6 +38,17 @@ class Batched(NamedTuple):
 def is_batched(x: Any) -> bool:
     """Whether `x` differs by lane."""
     return type(x) is Batched
+
+
+def apart(operands: Iterable[Batched | Array]) -> tuple[list[Array], list[int | None]]:
+    """The operands as plain arrays, and where each has its lanes (None: shared)."""
+    operands = list(operands)
+    return [x.value if is_batched(x) else x for x in operands], [x.bdim if is_batched(x) else None for x in operands]
+
+
+def together(arrays: Iterable[Array], bdims: Iterable[int | None]) -> list[Batched | Array]:
+    """Plain arrays with their lanes at `bdims`, as operands again."""
+    return [x if d is None else Batched(x, d) for x, d in zip(arrays, bdims, strict=True)]
 
 
 def move(x: Array, source: int, destination: int) -> Array:
@@ -54,14 +71,28 @@ def lanes(axis: Axis, x: Batched | Array, bdim: int = 0) -> Array:
         return move(x.value, x.bdim, bdim)
     shape = np.shape(x)
     dims = [i for i in range(len(shape) + 1) if i != bdim]
-    return lax.broadcast_in_dim(
+    repeated = lax.broadcast_in_dim(
         x, (*shape[:bdim], axis.size, *shape[bdim:]), dims, out_sharding=_sharding(axis, x, bdim)
     )
+    return _jax.vary(repeated, axis.manual) if axis.manual else repeated
 
 
 def _sharding(axis: Axis, x: Array, bdim: int) -> Any:
     """On an explicit mesh: the sharding of shared `x` repeated at `bdim`, lanes on the mesh axis."""
-    return None if axis.mesh_name is None else _lifted(axis, jax.typeof(x).sharding, bdim)
+    if axis.mesh_name is None:
+        return None
+    sharding = jax.typeof(x).sharding
+    if sharding.mesh.empty:  # a constant
+        sharding = NamedSharding(jax.sharding.get_abstract_mesh(), jax.sharding.PartitionSpec(*[None] * np.ndim(x)))
+    return _lifted(axis, sharding, bdim)
+
+
+def laid(axis: Axis, x: Array, entry: Any) -> Any:
+    """[B, *s], with B laid over the mesh axis `entry` (None: whole everywhere) where the mesh is explicit."""
+    sharding = jax.typeof(x).sharding
+    if axis.mesh_name is None or sharding.mesh.empty:
+        return x
+    return jax.reshard(x, sharding.update(spec=sharding.spec.update(partitions=(entry, *sharding.spec.partitions[1:]))))
 
 
 def shardings(axis: Axis, eqn: Any, bdim: int = 0) -> dict[str, Any]:
@@ -74,10 +105,7 @@ def _lifted(axis: Axis, sharding: Any, bdim: int) -> Any:
     """`sharding` of one lane's array, with a dimension for the lanes at `bdim`."""
     if not isinstance(sharding, NamedSharding):
         return sharding
-    parts = list(sharding.spec.partitions)
-    parts += [None] * (bdim - len(parts))
-    parts.insert(bdim, axis.mesh_name)
-    return sharding.update(spec=sharding.spec.update(partitions=tuple(parts)))
+    return sharding.update(spec=_jax.with_lanes(sharding.spec, bdim, axis.mesh_name))
 
 
 def shift(dims: Iterable[int], bdim: int = 0) -> tuple[int, ...]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 from minibatch import _errors, _jax, _registry
-from minibatch._batched import Axis, Batched, front, is_batched, lanes
+from minibatch._batched import Axis, Batched, apart, front, is_batched, lanes, together
 
 
 def batch_jaxpr(axis: Axis, jaxpr: Any, args: Sequence[Any]) -> list:
@@ -20,12 +22,13 @@ def batch_jaxpr(axis: Axis, jaxpr: Any, args: Sequence[Any]) -> list:
 
     env.update(zip(jaxpr.constvars, consts, strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
-    for eqn, dead in _last_uses(jaxpr):
-        outs = batch_eqn(axis, eqn, [read(atom) for atom in eqn.invars])
-        env.update(zip(eqn.outvars, outs, strict=True))
-        for var in dead:
-            del env[var]
-    return [read(atom) for atom in jaxpr.outvars]
+    with _walking(env):
+        for eqn, dead in _last_uses(jaxpr):
+            outs = batch_eqn(axis, eqn, [read(atom) for atom in eqn.invars])
+            env.update(zip(eqn.outvars, outs, strict=True))
+            for var in dead:
+                del env[var]
+        return [read(atom) for atom in jaxpr.outvars]
 
 
 def batch_eqn(axis: Axis, eqn: Any, args: Sequence[Any]) -> list:
@@ -41,7 +44,9 @@ def batch_eqn(axis: Axis, eqn: Any, args: Sequence[Any]) -> list:
 
 
 def _last_uses(jaxpr: Any) -> list[tuple[Any, list]]:
-    """Each equation with the variables that nothing after it reads."""
+    """Each equation with the variables that nothing after it reads: none where a derivative rule may have captured them."""
+    if any(eqn.primitive.name in CAPTURING for eqn in jaxpr.eqns):
+        return [(eqn, []) for eqn in jaxpr.eqns]
     alive = {atom for atom in jaxpr.outvars if not isinstance(atom, _jax.Literal)}
     uses = []
     for eqn in reversed(jaxpr.eqns):
@@ -51,9 +56,51 @@ def _last_uses(jaxpr: Any) -> list[tuple[Any, list]]:
     return uses[::-1]
 
 
+# --- what derivative rules capture ------------------------------------------------------------------------------------
+#
+# The rules of a custom_jvp or custom_vjp function are traced when it is differentiated. If they close over a value of the
+# mapped function, what they find is a tracer of a trace that has ended: it stands for a variable of the jaxpr walked.
+
+CAPTURING = frozenset({"custom_jvp_call", "custom_vjp_call"})
+
+
+class _Walks(threading.local):
+    """The values in the walks under way, innermost last."""
+
+    def __init__(self) -> None:
+        self.envs: list[dict] = []
+
+
+_walks = _Walks()
+
+
+@contextlib.contextmanager
+def _walking(env: dict) -> Iterator[None]:
+    _walks.envs.append(env)
+    try:
+        yield
+    finally:
+        _walks.envs.pop()
+
+
+def captured(const: Any) -> Any:
+    """What the walks under way know for `const`, or `const`."""
+    var = _jax.variable_of(const)
+    return next((env[var] for env in reversed(_walks.envs) if var in env), const)
+
+
 # --- inner jaxprs, batched once and remembered ------------------------------------------------------------------------
 
-_batched: weakref.WeakKeyDictionary[Any, dict] = weakref.WeakKeyDictionary()
+_kept: weakref.WeakKeyDictionary[Any, dict] = weakref.WeakKeyDictionary()
+
+
+def remembered(jaxpr: Any, key: Hashable, make: Callable[[], Any]) -> Any:
+    """What `make` makes of `jaxpr`, made once for each `key` and kept for as long as `jaxpr` is."""
+    memo = _kept.setdefault(jaxpr, {})
+    key = (key, _jax.trace_context())
+    if key not in memo:
+        memo[key] = make()
+    return memo[key]
 
 
 def batch_closed(axis: Axis, jaxpr: Any, bdims: Sequence[int | None], force: Sequence[bool] = ()) -> tuple[Any, tuple]:
@@ -62,23 +109,24 @@ def batch_closed(axis: Axis, jaxpr: Any, bdims: Sequence[int | None], force: Seq
     `bdims` says for each input where its batch dim is (None: shared). `force` says for each output whether it must be
     batched, in front; without it an output comes as the rules leave it. Returns the jaxpr and the outputs' bdims.
     """
-    memo = _batched.setdefault(jaxpr, {})
-    key = (axis, tuple(bdims), tuple(force), _jax.trace_context())
-    if key not in memo:
-        memo[key] = _batch_closed(axis, jaxpr, bdims, force)
-    return memo[key]
+    key = ("batched", axis, tuple(bdims), tuple(force))
+    return remembered(jaxpr, key, lambda: _batch_closed(axis, jaxpr, bdims, force))
 
 
 def _batch_closed(axis: Axis, jaxpr: Any, bdims: Sequence[int | None], force: Sequence[bool]) -> tuple[Any, tuple]:
     out_bdims: list[int | None] = []
-    avals = jaxpr.in_avals
-    lifted = [a if d is None else _jax.batched_aval(a, axis.size, d, axis.mesh_name) for a, d in zip(avals, bdims, strict=True)]
 
     def many(*args: Any) -> list:
-        args = [x if d is None else Batched(x, d) for x, d in zip(args, bdims, strict=True)]
-        outs = batch_jaxpr(axis, jaxpr, args)
+        outs = batch_jaxpr(axis, jaxpr, together(args, bdims))
         outs = [Batched(lanes(axis, x), 0) if must else x for x, must in zip(outs, force or [False] * len(outs), strict=True)]
-        out_bdims[:] = [x.bdim if is_batched(x) else None for x in outs]
-        return [x.value if is_batched(x) else x for x in outs]
+        arrays, out_bdims[:] = apart(outs)
+        return arrays
 
-    return _jax.trace_jaxpr(many, lifted), tuple(out_bdims)
+    return _jax.trace_jaxpr(many, lifted_avals(axis, jaxpr, bdims)), tuple(out_bdims)
+
+
+def lifted_avals(axis: Axis, jaxpr: Any, bdims: Sequence[int | None]) -> list:
+    """The avals of what `jaxpr` takes, with lanes at `bdims`."""
+    avals = [v.aval for v in _jax.open_jaxpr(jaxpr).invars]
+    lifted = [a if d is None else _jax.batched_aval(a, axis.size, d, axis.mesh_name) for a, d in zip(avals, bdims, strict=True)]
+    return [a if d is None else _jax.varying_aval(a, axis.manual) for a, d in zip(lifted, bdims, strict=True)]

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax._src import config as _config
 from jax._src import core as _core
-from jax._src.config import trace_context
+from jax._src.ad_util import Zero
+from jax._src.array import ArrayImpl
+from jax._src.config import trace_context as _trace_context
 from jax._src.core import DropVar, trace_state_clean, valid_jaxtype
+from jax._src.custom_batching import custom_vmap_p as _custom_vmap_p
+from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
+from jax._src.interpreters.partial_eval import DynamicJaxprTracer, convert_constvars_jaxpr
+from jax._src.sharding_impls import UNSPECIFIED, UnspecifiedValue
 from jax._src.source_info_util import is_user_filename, user_frame
+from jax._src.state.discharge import discharge_state as _discharge_state
+from jax._src.state.indexing import NDIndexer, Slice
 from jax._src.traceback_util import register_exclusion as _hide_frames
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var, gensym
+from jax.extend.linear_util import wrap_init
 from jax.extend.source_info_util import (
     current_name_stack,
     register_exclusion,
@@ -25,15 +37,23 @@ from jax.extend.source_info_util import (
     transform_name_stack,
     user_context,
 )
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 __all__ = [
-    "ClosedJaxpr", "DropVar", "Jaxpr", "JaxprEqn", "Literal", "Primitive", "Var",
-    "as_argument", "apply_registered", "aval_key", "aval_of", "batched_aval", "closed", "consts_of", "emitting", "has_third_party_rule", "hide", "is_own_primitive", "is_ref", "is_vmappable", "lane_aval", "mesh_axis", "names_axis", "open_jaxpr", "primitives_of_jax", "raising_line",
+    "ArrayImpl", "ClosedJaxpr", "DropVar", "Jaxpr", "JaxprEqn", "Literal", "NDIndexer", "Primitive", "Slice", "Var",
+    "as_argument", "apply_registered", "aval_key", "aval_of", "batched_aval", "closed", "consts_of", "emitting", "has_third_party_rule", "hide", "is_own_primitive", "is_ref", "is_vmappable", "lane_aval", "mesh_axis", "names_axis", "numbers", "open_jaxpr", "primitives_of_jax", "raising_line",
     "rebind", "trace_context", "trace_jaxpr", "trace_state_clean", "transform_name_stack",
-    "user_file_and_line", "user_line", "valid_jaxtype", "vmappable_from_lane", "vmappable_to_lane", "vmappables",
+    "user_file_and_line", "user_line", "valid_jaxtype", "vary", "varying", "varying_aval", "vmappable_from_lane", "vmappable_to_lane", "vmappables", "with_lanes",
+    "axis_env", "discharge", "hoisted", "inner_jaxprs", "is_zero", "lift_sharding", "pull_back", "pulled_back",
+    "scan_counts", "side_effects", "sparse_definition", "variable_of", "vary_like", "wrapped", "zero_of_lane", "zero_of_lanes", "zeros",
 ]  # fmt: skip
 
 ONE_JAXPR_CLASS = ClosedJaxpr is Jaxpr  # since 0.11: a Jaxpr carries its own consts
+
+
+def trace_context() -> Any:
+    """What JAX's configuration says that a traced program depends on, and ours beside."""
+    return _trace_context(), jax.config.jax_debug_nans, jax.config.jax_debug_infs
 
 
 def hide(file: str) -> None:
@@ -81,6 +101,12 @@ def aval_of(x: Any) -> Any:
     return _core.shaped_abstractify(x) if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
 
 
+def numbers(size: int, dtype: Any, mesh_name: Any = None) -> Any:
+    """The numbers [size] of the lanes, on an explicit mesh laid out as the lanes are."""
+    sharding = None if mesh_name is None else jax.NamedSharding(jax.sharding.get_abstract_mesh(), jax.P(mesh_name))
+    return jax.lax.broadcasted_iota(dtype, (size,), 0, out_sharding=sharding)
+
+
 def aval_key(x: Any) -> Any:
     """A key for the shape, dtype, weak type and sharding of `x`, an array or a container of arrays."""
     if is_vmappable(x):
@@ -92,6 +118,25 @@ def mesh_axis(x: Any, axis: int) -> Any:
     """The explicit mesh axis over which dimension `axis` of `x` is sharded, or None."""
     spec = getattr(getattr(aval_of(x), "sharding", None), "spec", ())
     return spec[axis] if axis < len(spec) else None
+
+
+def varying(x: Any) -> frozenset:
+    """The manual mesh axes over which `x` varies."""
+    return jax.typeof(x).mat.varying
+
+
+def vary(x: Any, names: Iterable[Any]) -> Any:
+    """`x`, made to vary over these manual mesh axes too."""
+    missing = tuple(name for name in names if name not in varying(x))
+    return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+
+def varying_aval(aval: Any, names: Iterable[Any]) -> Any:
+    """The aval of what `vary` makes of an array of `aval`."""
+    if not names or not isinstance(aval, _core.ShapedArray):
+        return aval
+    mat = aval.mat
+    return aval.update(manual_axis_type=mat.update(varying=mat.varying | frozenset(names)))
 
 
 def as_argument(const: Any) -> Any:
@@ -107,9 +152,14 @@ def is_ref(x: Any) -> bool:
 # --- equations --------------------------------------------------------------------------------------------------------
 
 
+REDUCERS = ("reduce", "scatter", "select_and_scatter")  # first-order all the same: a jaxpr of theirs is of two scalars
+
+
 def rebind(eqn: Any, *values: Any, **changed: Any) -> list:
     """The same equation on `values`, with these params changed. Always a list of results."""
     params = {**eqn.params, **changed} if changed else eqn.params
+    if _config._check_vma.value and (eqn.primitive.name.startswith(REDUCERS) or not any(_core.jaxprs_in_params(params))):
+        values = _core.auto_insert_reshard(*values)  # a shared operand may vary over fewer manual mesh axes
     out = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(params))
     return list(out) if eqn.primitive.multiple_results else [out]
 
@@ -148,7 +198,152 @@ def raising_line(error: BaseException) -> str:
 
 def names_axis(jaxpr: Any, name: Any) -> bool:
     """Whether `jaxpr` says that it uses the axis `name`."""
-    return any(getattr(effect, "name", None) == name for effect in jaxpr.effects)
+    return any(isinstance(effect, _core.NamedAxisEffect) and effect.name == name for effect in jaxpr.effects)
+
+
+def side_effects(jaxpr: Any) -> bool:
+    """Whether `jaxpr`, or an equation, does something beside computing its outputs."""
+    return any(not isinstance(effect, _core.NamedAxisEffect) for effect in jaxpr.effects)
+
+
+def discharge(eqn: Any) -> Any:
+    """A pure closed jaxpr for `eqn`: it takes the refs' values, and gives their new values after its other outputs."""
+    atoms = [v for v in eqn.invars if not isinstance(v, Literal)]
+    info = open_jaxpr(next(inner_jaxprs(eqn))).debug_info.with_unknown_names()
+    jaxpr = Jaxpr((), list(dict.fromkeys(atoms)), eqn.outvars, [eqn], eqn.effects, info)
+    return _discharge_state(closed(jaxpr))
+
+
+# --- inner jaxprs and derivative rules --------------------------------------------------------------------------------
+
+
+def variable_of(x: Any) -> Any:
+    """The variable that `x` stands for in the jaxpr that it was traced into, or None."""
+    return x.val if isinstance(x, DynamicJaxprTracer) and isinstance(x.val, Var) else None
+
+
+def inner_jaxprs(eqn: Any) -> Iterator[Any]:
+    """The jaxprs among the params of `eqn`."""
+    return _core.jaxprs_in_params(eqn.params)
+
+
+def hoisted(jaxpr: Any) -> tuple[Sequence[Any], Any]:
+    """The consts of a closed jaxpr, and the closed jaxpr that takes them as its first arguments."""
+    consts = consts_of(jaxpr)
+    return consts, closed(convert_constvars_jaxpr(open_jaxpr(jaxpr))) if consts else jaxpr
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """How many consts and how many carries a scan has."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def zeros(aval: Any) -> Any:
+    """Zeros of this aval, varying over the same manual mesh axes."""
+    sharding = None if aval.sharding.mesh.empty else aval.sharding
+    return vary(jax.lax.full(aval.shape, 0, aval.dtype, sharding=sharding), aval.mat.varying)
+
+
+def vary_like(x: Any, y: Any) -> Any:
+    """`x`, varying over the manual mesh axes that `y` varies over."""
+    return vary(x, varying(y))
+
+
+@contextlib.contextmanager
+def axis_env(axis: Any) -> Iterator[None]:
+    """Make the name of `axis` known to what is traced inside."""
+    with _core.extend_axis_env_nd([] if axis.name is None else [(axis.name, axis.size)]):
+        yield
+
+
+def wrapped(fun: Callable, like: Any) -> Any:
+    """`fun` in JAX's dress for the functions among an equation's params, known by the same name as `like`."""
+    return wrap_init(fun, debug_info=like.debug_info)
+
+
+def pull_back(bwd: Any, args: Sequence[Any]) -> tuple[list, Any]:
+    """Call the backward rule of a custom_vjp: the cotangents, and what it logs (since 0.11)."""
+    out = bwd.call_wrapped(*args)
+    return (list(out[0]), out[1]) if ONE_JAXPR_CLASS else (list(out), None)
+
+
+def pulled_back(cotangents: list, logs: Any) -> Any:
+    """What a backward rule returns, in the form that JAX wants."""
+    return (cotangents, logs) if ONE_JAXPR_CLASS else cotangents
+
+
+def is_zero(x: Any) -> bool:
+    """Whether `x` stands for an array of zeros, without being one."""
+    return isinstance(x, (Zero, SymbolicZero))
+
+
+def zero_of_lane(x: Any, size: Any, bdim: int | None) -> Any:
+    """One lane's zero, of the zero `x` of many."""
+    return x if bdim is None else type(x)(_core.mapped_aval(size, bdim, x.aval))
+
+
+def zero_of_lanes(x: Any, size: Any, bdim: int | None, mesh_name: Any = None) -> Any:
+    """The zero of many lanes, of the zero `x` of one."""
+    return x if bdim is None else type(x)(batched_aval(x.aval, size, bdim, mesh_name))
+
+
+def lift_sharding(axis: Any, sharding: Any, bdim: int | None) -> Any:
+    """A sharding given to jit, with a dimension for the lanes.
+
+    Raises:
+      NotImplementedError: it is not a `NamedSharding`, and it matters where it gets one dimension more.
+    """
+    if bdim is None or isinstance(sharding, UnspecifiedValue) or getattr(sharding, "is_fully_replicated", False):
+        return sharding
+    if not isinstance(sharding, NamedSharding):
+        raise NotImplementedError(f"minibatch: jit with {sharding} on an argument or result that differs by lane")
+    free = PartitionSpec.UNCONSTRAINED if isinstance(sharding.mesh, AbstractMesh) else None
+    return sharding.update(spec=with_lanes(sharding.spec, bdim, axis.spmd_name or axis.mesh_name or free))
+
+
+def with_lanes(spec: PartitionSpec, bdim: int, entry: Any) -> PartitionSpec:
+    """`spec` of one lane's array as that of all, the lanes at `bdim` laid out by `entry`: mesh axes, or what a spec may hold.
+
+    Raises:
+      ValueError: one of the mesh axes is used already.
+    """
+    entry = (entry or None) if isinstance(entry, tuple) else entry
+    if set(_names_in(entry)) & {name for part in spec for name in _names_in(part)}:
+        raise ValueError(f"minibatch: the lanes lie over mesh axes {entry!r}, which {spec} uses for one lane's array.")
+    entry = entry[0] if isinstance(entry, tuple) and len(entry) == 1 else entry
+    parts = [*spec.partitions, *[None] * (bdim - len(spec.partitions))]
+    return spec.update(partitions=(*parts[:bdim], entry, *parts[bdim:]))
+
+
+def _names_in(entry: Any) -> tuple:
+    """The mesh axes that an entry of a spec names."""
+    return entry if isinstance(entry, tuple) else () if entry in (None, PartitionSpec.UNCONSTRAINED) else (entry,)
+
+
+def _linearize_custom_vmap(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, call: Any, **params: Any) -> tuple:
+    """Reverse mode for custom_vmap, which JAX lacks: the primal keeps the user's batching rule, the tangent is `call`'s."""
+    outs = _custom_vmap_p.bind(*primals, call=call, **params)
+    moving = [x for x, nonzero in zip(primals, nonzeros, strict=True) if nonzero]
+
+    def along(*moving: Any) -> list:
+        rest = iter(moving)
+        args = [next(rest) if nonzero else x for x, nonzero in zip(primals, nonzeros, strict=True)]
+        return _core.eval_jaxpr(open_jaxpr(call), consts_of(call), *args)
+
+    residuals, treedef = jax.tree.flatten(jax.linearize(along, *moving)[1])
+
+    def linearized(residuals: Any, *tangents: Any) -> list:
+        tangents = tangents[1:] if ONE_JAXPR_CLASS else tangents
+        push = jax.tree.unflatten(treedef, residuals)
+        return push(*(t for t, nonzero in zip(tangents, nonzeros, strict=True) if nonzero))
+
+    return (outs, [True] * len(outs), residuals, *([None] if ONE_JAXPR_CLASS else []), linearized)
+
+
+_ad.primitive_linearizations.setdefault(_custom_vmap_p, _linearize_custom_vmap)
 
 
 # --- primitives -------------------------------------------------------------------------------------------------------
@@ -180,6 +375,14 @@ def primitives_of_jax() -> dict[str, bool]:
     for module in ("jax.experimental.pallas", "jax.experimental.sparse"):
         importlib.import_module(module)
     return {primitive.name: primitive in _batching.fancy_primitive_batchers for primitive in _primitives_in_modules()}
+
+
+def sparse_definition(primitive: Primitive) -> Callable:
+    """What a primitive of jax.experimental.sparse computes, in terms of others: its `impl`, or what its module calls so."""
+    if inspect.isfunction(primitive.impl):
+        return primitive.impl
+    family = primitive.name.partition("_")[0]
+    return getattr(sys.modules[f"jax.experimental.sparse.{family}"], f"_{primitive.name}_impl")
 
 
 def has_third_party_rule(primitive: Primitive) -> bool:
@@ -223,3 +426,30 @@ def vmappable_from_lane(x: Any, axis: int | None, size: int, arrays: Iterator[An
     """The container of many lanes from one lane `x` of it and `arrays`: its leaves with all their lanes, in order."""
     return _batching.from_elt_handlers[type(x)](lambda size, leaf, axis: next(arrays), size, x, axis)
 
+
+
+# --- jaxprs with more inputs ------------------------------------------------------------------------------------------
+
+
+def new_var(const: Any) -> Var:
+    """A variable for the value `const`."""
+    return gensym()(jax.typeof(const))
+
+
+def with_leading_operands(eqn: Any, variables: Sequence[Var], jaxpr: Any) -> Any:
+    """A jit equation of `jaxpr`, which takes `variables` before the operands that it has."""
+    params = eqn.params
+    grown = {
+        "in_shardings": (UNSPECIFIED,) * len(variables) + params["in_shardings"],
+        "in_layouts": (None,) * len(variables) + params["in_layouts"],
+        "donated_invars": (False,) * len(variables) + params["donated_invars"],
+    }
+    return eqn.replace(invars=[*variables, *eqn.invars], params={**params, **grown, "jaxpr": jaxpr})
+
+
+def with_leading_inputs(jaxpr: Any, variables: Sequence[Var], eqns: Sequence[Any]) -> Any:
+    """The closed `jaxpr`, without consts, with `variables` before its inputs and these equations."""
+    bare = open_jaxpr(jaxpr)
+    names = bare.debug_info.arg_names
+    info = bare.debug_info._replace(arg_names=None if names is None else ("",) * len(variables) + tuple(names))
+    return closed(bare.replace(invars=[*variables, *bare.invars], eqns=list(eqns), debug_info=info))

@@ -48,10 +48,10 @@ def register(names: str | _jax.Primitive, entry: Rule, replace: bool = False) ->
 
 def _declaring_module() -> str:
     """The module that declares a rule just now: the first caller that is no word of this file, nor the public door."""
-    frame = sys._getframe(1)
-    while frame.f_back and frame.f_globals["__name__"] in (__name__, "minibatch.extend"):
+    frame: Any = sys._getframe(1)
+    while frame.f_globals.get("__name__") in (__name__, "minibatch.extend"):
         frame = frame.f_back
-    return frame.f_globals["__name__"]
+    return frame.f_globals.get("__name__", "")
 
 
 def rule(names: str, *, anywhere: bool = False, always: bool = False) -> Callable:

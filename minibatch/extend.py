@@ -27,16 +27,17 @@ def rule(primitive: Any, *, anywhere: bool = False, replace: bool = False) -> Ca
     Raises:
       ValueError: the primitive has a rule and `replace` is False.
 
-    >>> import jax, jax.numpy as jnp, minibatch
-    >>> from jax.extend.core import Primitive
-    >>> double_p = Primitive("double")
-    >>> _ = double_p.def_abstract_eval(lambda x: x)
-    >>> _ = double_p.def_impl(lambda x: x * 2)
-    >>> @minibatch.extend.rule(double_p)
-    ... def double(axis, eqn, x):  # [*s] -> [*s] lifts to [B, *s] -> [B, *s]
-    ...     return [minibatch.extend.Batched(out, 0) for out in minibatch.extend.rebind(eqn, x.value)]
-    >>> minibatch.vmap(double_p.bind, compile=False)(jnp.arange(3.0))
-    Array([0., 2., 4.], dtype=float32)
+    Examples:
+      >>> import jax, jax.numpy as jnp, minibatch
+      >>> from jax.extend.core import Primitive
+      >>> double_p = Primitive("double")
+      >>> _ = double_p.def_abstract_eval(lambda x: x)
+      >>> _ = double_p.def_impl(lambda x: x * 2)
+      >>> @minibatch.extend.rule(double_p)
+      ... def double(axis, eqn, x):  # [*s] -> [*s] lifts to [B, *s] -> [B, *s]
+      ...     return [minibatch.extend.Batched(out, 0) for out in minibatch.extend.rebind(eqn, x.value)]
+      >>> minibatch.vmap(double_p.bind, compile=False)(jnp.arange(3.0))
+      Array([0., 2., 4.], dtype=float32)
     """
 
     def declare(apply: Callable[..., list]) -> Callable[..., list]:

@@ -13,12 +13,14 @@ from minibatch.rules import (
     random,
     reductions,
     shape,
+    sharding,
     sorting,
+    sparse,
     state,
     windows,
 )
 
 __all__ = [
     "callbacks", "calls", "collectives", "contractions", "control_flow", "elementwise", "fallback", "indexing", "linalg",
-    "random", "reductions", "shape", "sorting", "state", "windows",
+    "random", "reductions", "shape", "sharding", "sorting", "sparse", "state", "windows",
 ]  # fmt: skip
