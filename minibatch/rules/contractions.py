@@ -1,1 +1,188 @@
 """Products that sum over dimensions: dot, ragged dot, convolution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from minibatch._batched import Array, Axis, Batched, is_batched, lanes, move, shardings, shift
+from minibatch._jax import rebind
+from minibatch._registry import rule
+
+# --- dot --------------------------------------------------------------------------------------------------------------
+
+
+def lift(numbers: Any, dx: int | None, dy: int | None) -> Any:
+    """The dimension numbers of a dot of x, with lanes at `dx`, and y, with lanes at `dy` (None: without).
+
+    Lanes of both are one more batch dimension, the first; lanes of one are one more free dimension of it.
+    """
+    (x_contract, y_contract), (x_batch, y_batch) = numbers
+    if dx is not None:
+        x_contract, x_batch = shift(x_contract, dx), shift(x_batch, dx)
+    if dy is not None:
+        y_contract, y_batch = shift(y_contract, dy), shift(y_batch, dy)
+    if dx is not None and dy is not None:
+        x_batch, y_batch = (dx, *x_batch), (dy, *y_batch)
+    return (tuple(x_contract), tuple(y_contract)), (tuple(x_batch), tuple(y_batch))
+
+
+def free(rank: int, *taken: Any) -> list[int]:
+    """The dimensions below `rank` that are in none of `taken`."""
+    return [d for d in range(rank) if not any(d in dims for dims in taken)]
+
+
+def result_bdim(numbers: Any, x_rank: int, dx: int | None, dy: int | None) -> int:
+    """Where the result, [*batch, *free of x, *free of y], of a dot of one lane's x and y gets the lanes from `lift`."""
+    (x_contract, y_contract), (x_batch, y_batch) = numbers
+    if dx is not None and dy is not None:
+        return 0
+    if dx is not None:
+        return len(x_batch) + len(free(dx, x_contract, x_batch))
+    return x_rank - len(x_contract) + len(free(dy, y_contract, y_batch))
+
+
+def bdim_of(x: Any) -> int | None:
+    """Where `x` has its lanes; None if it is shared."""
+    return x.bdim if is_batched(x) else None
+
+
+@rule("dot_general", anywhere=True)
+def dot_general(axis: Axis, eqn: Any, x: Any, y: Any) -> list:
+    """[*x] . [*y] -> [*z]   lifts to   [B, *x] . [B, *y] -> [B, *z],   and   [B, *x] . [*y] with B among the free dims."""
+    numbers, dx, dy = eqn.params["dimension_numbers"], bdim_of(x), bdim_of(y)
+    bdim = result_bdim(numbers, len(eqn.invars[0].aval.shape), dx, dy)
+    values = (operand.value if is_batched(operand) else operand for operand in (x, y))
+    outs = rebind(eqn, *values, dimension_numbers=lift(numbers, dx, dy), **shardings(axis, eqn, bdim))
+    return [Batched(out, bdim) for out in outs]
+
+
+@rule("ragged_dot_general")
+def ragged_dot_general(axis: Axis, eqn: Any, x: Any, y: Any, sizes: Any) -> list:
+    """[*x] . [*y], [*p, g] -> [*z]   lifts to a dot as above, B among the `p` if B divides the groups.
+
+    `p`, the dimensions with group sizes for every index, are the batch dimensions, then those of the ragged one's kind
+    that come before it: free dimensions of x, contracted ones or, again, batch dimensions.
+    """
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    (x_contract, _), (x_batch, y_batch) = dot = numbers.dot_dimension_numbers
+    (ragged,) = numbers.lhs_ragged_dimensions
+    shape = eqn.invars[0].aval.shape
+    x_free = free(len(shape), x_contract, x_batch)
+    kind = next(dims for dims in (x_batch, x_contract, x_free) if ragged in dims)
+    outer = kind[: kind.index(ragged)]
+
+    if is_batched(sizes):  # then so is what they divide: x, in a free dimension, or x and y, in a batch dimension
+        x = Batched(lanes(axis, x), 0)
+        y = y if kind is x_free else Batched(lanes(axis, y), 0)
+    dx, dy = bdim_of(x), bdim_of(y)
+    if dx is not None and (dy is not None or kind is x_free):
+        prefix = [shape[d] for d in (outer if kind is x_batch else (*x_batch, *outer))]
+        sizes = group_sizes(axis, sizes, prefix, bdim=0 if dy is not None else len(x_batch))
+    if dx is not None and dy is not None and kind is x_contract and x_batch:
+        # XLA on CPU cannot contract raggedly with several batch dimensions: they share the first one.
+        sizes = fold(Batched(sizes, 0), 0) if np.ndim(sizes) > 1 else sizes
+        [out] = rebind(eqn, fold(x, x_batch[0]), fold(y, y_batch[0]), sizes)
+        return unfold(axis, eqn, out, 1)
+
+    bdim = result_bdim(dot, len(shape), dx, dy) + (kind is x_contract)  # then the groups come first
+    lifted = lax.RaggedDotDimensionNumbers(
+        lift(dot, dx, dy),
+        numbers.lhs_ragged_dimensions if dx is None else shift(numbers.lhs_ragged_dimensions),
+        numbers.rhs_group_dimensions if dy is None else shift(numbers.rhs_group_dimensions),
+    )
+    values = (operand.value if is_batched(operand) else operand for operand in (x, y))
+    outs = rebind(eqn, *values, sizes, ragged_dot_dimension_numbers=lifted, **shardings(axis, eqn, bdim))
+    return [Batched(out, bdim) for out in outs]
+
+
+def group_sizes(axis: Axis, sizes: Any, prefix: list, bdim: int) -> Array:
+    """Group sizes [*prefix, g] with lanes at `bdim`; as they are if they are the same everywhere, [g]."""
+    if not is_batched(sizes) and np.ndim(sizes) == 1:
+        return sizes
+    value = lanes(axis, sizes)
+    if value.ndim == 2:
+        value = lax.broadcast_in_dim(value, (axis.size, *prefix, value.shape[1]), (0, 1 + len(prefix)))
+    return move(value, 0, bdim)
+
+
+@rule("scaled_dot")
+def scaled_dot(axis: Axis, eqn: Any, x: Any, y: Any, x_scale: Any, y_scale: Any) -> list:
+    """[*x] . [*y] -> [*z]   lifts to   [B, *x] . [B, *y] -> [B, *z]   or, ranks being equal,   [B, *x] . [1, *y]."""
+    numbers = eqn.params["dimension_numbers"]
+    of_x, of_y = (any(map(is_batched, pair)) for pair in ((x, x_scale), (y, y_scale)))
+    x, x_scale, y, y_scale = (
+        lanes(axis, operand) if mapped else lax.expand_dims(operand, (0,))
+        for operand, mapped in ((x, of_x), (x_scale, of_x), (y, of_y), (y_scale, of_y))
+    )
+    contract, batch = lift(numbers, 0, 0)
+    if not (of_x and of_y):  # the first dimension of each is free
+        batch = tuple(dims[1:] for dims in batch)
+    [out] = rebind(eqn, x, y, x_scale, y_scale, dimension_numbers=(contract, batch))
+    if of_x and of_y:
+        return [Batched(out, 0)]
+    at_x, at_y = (result_bdim(numbers, x.ndim - 1, *one) for one in ((0, None), (None, 0)))
+    return [Batched(lax.squeeze(out, (at_y + 1,)), at_x) if of_x else Batched(lax.squeeze(out, (at_x,)), at_y)]
+
+
+# --- convolution: lanes folded into a dimension that is there ---------------------------------------------------------
+
+
+def fold(x: Batched, dim: int, groups: int = 1) -> Array:
+    """Lanes of [*s] folded into dimension `dim` of s, outside its n indices but inside its groups: [g, B, n/g]."""
+    value = move(x.value, x.bdim, dim)
+    before, (size, n), after = value.shape[:dim], value.shape[dim : dim + 2], value.shape[dim + 2 :]
+    if groups > 1:
+        value = move(lax.reshape(value, (*before, size, groups, n // groups, *after)), dim, dim + 1)
+    return lax.reshape(value, (*before, size * n, *after))
+
+
+def unfold(axis: Axis, eqn: Any, out: Array, dim: int, groups: int = 1) -> list:
+    """The result of `eqn` whose lanes were folded into dimension `dim`, with a dimension for them there."""
+    shape = eqn.outvars[0].aval.shape
+    before, n, after = shape[:dim], shape[dim], shape[dim + 1 :]
+    if groups > 1:
+        out = move(lax.reshape(out, (*before, groups, axis.size, n // groups, *after)), dim + 1, dim)
+    out_sharding = shardings(axis, eqn, dim).get("out_sharding")
+    return [Batched(lax.reshape(out, (*before, axis.size, n, *after), out_sharding=out_sharding), dim)]
+
+
+@rule("conv_general_dilated", anywhere=True)
+def conv_general_dilated(axis: Axis, eqn: Any, x: Any, kernel: Any) -> list:
+    """[N, C] * [O, C] -> [N, O]   lifts to   [BN, C] * [O, C] -> [BN, O]   or   [N, C] * [BO, C] -> [N, BO].
+
+    Lanes of both are groups:   [N, BC] * [BO, C] -> [N, BO]   or, where there are groups of batches already,
+    [BN, C] * [BO, C] -> [N, BO].
+    """
+    (batch, feature, *_), (out_feature, *_), (result_batch, result_feature, *_) = eqn.params["dimension_numbers"]
+    batch_groups, feature_groups = eqn.params["batch_group_count"], eqn.params["feature_group_count"]
+    if not is_batched(kernel):
+        [out] = rebind(eqn, fold(x, batch, batch_groups), kernel)
+        return unfold(axis, eqn, out, result_batch)
+    if not is_batched(x):
+        groups = batch_groups * feature_groups
+        [out] = rebind(eqn, x, fold(kernel, out_feature, groups))
+        return unfold(axis, eqn, out, result_feature, groups)
+    if axis.size == 0:  # groups of none are not allowed
+        aval = eqn.outvars[0].aval
+        return [Batched(lax.full((0, *aval.shape), 0, aval.dtype), 0)]
+    if batch_groups > 1:
+        [out] = rebind(eqn, fold(x, batch), fold(kernel, out_feature), batch_group_count=axis.size * batch_groups)
+    else:
+        [out] = rebind(eqn, fold(x, feature), fold(kernel, out_feature), feature_group_count=axis.size * feature_groups)
+    return unfold(axis, eqn, out, result_feature)
+
+
+@rule("scaled_matmul scaled_matmul_wrapper")
+def scaled_matmul(axis: Axis, eqn: Any, x: Any, y: Any, x_scale: Any, y_scale: Any) -> list:
+    """[N, m, k], [N, n, k] -> [N, m, n]   lifts to   [BN, m, k], [BN, n, k] -> [BN, m, n]   or   [N, Bm, k] -> [N, Bm, n]."""
+    of_x, of_y = (any(map(is_batched, pair)) for pair in ((x, x_scale), (y, y_scale)))
+    dim = 0 if of_x and of_y else 1
+    x, y, x_scale, y_scale = (
+        fold(Batched(lanes(axis, operand), 0), dim) if mapped else operand
+        for operand, mapped in ((x, of_x), (y, of_y), (x_scale, of_x), (y_scale, of_y))
+    )
+    [out] = rebind(eqn, x, y, x_scale, y_scale)
+    return unfold(axis, eqn, out, dim if of_x else 2)
