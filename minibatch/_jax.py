@@ -19,6 +19,7 @@ from jax._src.array import ArrayImpl
 from jax._src.config import trace_context as _trace_context
 from jax._src.core import DropVar, trace_state_clean, valid_jaxtype
 from jax._src.custom_batching import custom_vmap_p as _custom_vmap_p
+from jax._src.effects import JaxprInputEffect
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters.partial_eval import DynamicJaxprTracer, convert_constvars_jaxpr
@@ -41,11 +42,13 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 __all__ = [
     "ArrayImpl", "ClosedJaxpr", "DropVar", "Jaxpr", "JaxprEqn", "Literal", "NDIndexer", "Primitive", "Slice", "Var",
-    "as_argument", "apply_registered", "aval_key", "aval_of", "batched_aval", "closed", "consts_of", "emitting", "has_third_party_rule", "hide", "is_own_primitive", "is_ref", "is_vmappable", "lane_aval", "mesh_axis", "names_axis", "numbers", "open_jaxpr", "primitives_of_jax", "raising_line",
-    "rebind", "trace_context", "trace_jaxpr", "trace_state_clean", "transform_name_stack",
-    "user_file_and_line", "user_line", "valid_jaxtype", "vary", "varying", "varying_aval", "vmappable_from_lane", "vmappable_to_lane", "vmappables", "with_lanes",
-    "axis_env", "discharge", "hoisted", "inner_jaxprs", "is_zero", "lift_sharding", "pull_back", "pulled_back",
-    "scan_counts", "side_effects", "sparse_definition", "variable_of", "vary_like", "wrapped", "zero_of_lane", "zero_of_lanes", "zeros",
+    "apply_registered", "as_argument", "aval_key", "aval_of", "axis_env", "batched_aval", "closed", "concerns_lanes",
+    "consts_of", "discharge", "emitting", "has_third_party_rule", "hide", "hoisted", "inner_jaxprs", "is_own_primitive",
+    "is_ref", "is_vmappable", "is_zero", "lane_aval", "lift_sharding", "mesh_axis", "names_axis", "numbers", "open_jaxpr",
+    "primitives_of_jax", "pull_back", "pulled_back", "raising_line", "rebind", "scan_counts", "side_effects",
+    "sparse_definition", "trace_context", "trace_jaxpr", "trace_state_clean", "transform_name_stack", "user_file_and_line",
+    "user_line", "valid_jaxtype", "variable_of", "vary", "vary_like", "varying", "varying_aval", "vmappable_from_lane",
+    "vmappable_to_lane", "vmappables", "with_lanes", "wrapped", "zero_of_lane", "zero_of_lanes", "zeros",
 ]  # fmt: skip
 
 ONE_JAXPR_CLASS = ClosedJaxpr is Jaxpr  # since 0.11: a Jaxpr carries its own consts
@@ -201,6 +204,11 @@ def names_axis(jaxpr: Any, name: Any) -> bool:
     return any(isinstance(effect, _core.NamedAxisEffect) and effect.name == name for effect in jaxpr.effects)
 
 
+def concerns_lanes(eqn: Any, name: Any) -> bool:
+    """Whether lanes matter in `eqn` though all its operands are shared: they meet over their axis, or reach references."""
+    return names_axis(eqn, name) or any(isinstance(effect, JaxprInputEffect) for effect in eqn.effects)
+
+
 def side_effects(jaxpr: Any) -> bool:
     """Whether `jaxpr`, or an equation, does something beside computing its outputs."""
     return any(not isinstance(effect, _core.NamedAxisEffect) for effect in jaxpr.effects)
@@ -254,8 +262,9 @@ def vary_like(x: Any, y: Any) -> Any:
 
 @contextlib.contextmanager
 def axis_env(axis: Any) -> Iterator[None]:
-    """Make the name of `axis` known to what is traced inside."""
-    with _core.extend_axis_env_nd([] if axis.name is None else [(axis.name, axis.size)]):
+    """Make the names of `axis` known to what is traced inside."""
+    named = [] if axis.name is None else [(axis.name, axis.size)]
+    with _core.extend_axis_env_nd(named), _core.add_spmd_axis_names(axis.spmd_name or None):
         yield
 
 
@@ -312,7 +321,7 @@ def with_lanes(spec: PartitionSpec, bdim: int, entry: Any) -> PartitionSpec:
     """
     entry = (entry or None) if isinstance(entry, tuple) else entry
     if set(_names_in(entry)) & {name for part in spec for name in _names_in(part)}:
-        raise ValueError(f"minibatch: the lanes lie over mesh axes {entry!r}, which {spec} uses for one lane's array.")
+        raise ValueError(f"vmap spmd_axis_name cannot appear in {spec}: the lanes lie over {entry!r}, one lane's array cannot")
     entry = entry[0] if isinstance(entry, tuple) and len(entry) == 1 else entry
     parts = [*spec.partitions, *[None] * (bdim - len(spec.partitions))]
     return spec.update(partitions=(*parts[:bdim], entry, *parts[bdim:]))
@@ -372,8 +381,8 @@ def _primitives_in_modules() -> Iterator[Primitive]:
 
 def primitives_of_jax() -> dict[str, bool]:
     """JAX's primitives by name, each with whether `jax.vmap` has a rule for it: what a table of support is held against."""
-    for module in ("jax.experimental.pallas", "jax.experimental.sparse"):
-        importlib.import_module(module)
+    for module in ("compute_on", "fused", "pallas", "scheduling_groups", "sparse"):
+        importlib.import_module(f"jax.experimental.{module}")
     return {primitive.name: primitive in _batching.fancy_primitive_batchers for primitive in _primitives_in_modules()}
 
 

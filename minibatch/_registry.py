@@ -23,7 +23,8 @@ class Rule(NamedTuple):
     """How one primitive goes from one lane to many.
 
     `anywhere`: the rule takes batch dims wherever they are, rather than in front.
-    `always`: the rule is asked also where every operand is shared (axis names, inner jaxprs that hold them).
+    `always`: the rule is asked also where every operand is shared.
+    `inside`: it is asked then if what is inside the equation speaks of the axis, or of references.
     `module`: where it was declared.
     """
 
@@ -31,6 +32,7 @@ class Rule(NamedTuple):
     family: str
     anywhere: bool = False
     always: bool = False
+    inside: bool = False
     module: str = ""
 
 
@@ -54,12 +56,12 @@ def _declaring_module() -> str:
     return frame.f_globals.get("__name__", "")
 
 
-def rule(names: str, *, anywhere: bool = False, always: bool = False) -> Callable:
+def rule(names: str, *, anywhere: bool = False, always: bool = False, inside: bool = False) -> Callable:
     """Declare the function below as the rule of the primitives in `names`."""
 
     def declare(apply: Callable[..., list]) -> Callable[..., list]:
         family = apply.__module__.rsplit(".", 1)[-1]
-        register(names, Rule(apply, family, anywhere, always))
+        register(names, Rule(apply, family, anywhere, always, inside))
         return apply
 
     return declare
@@ -113,7 +115,7 @@ def along(names: str, param: str = "axis") -> None:
 
 def _along(param: str, drops: bool, axis: Axis, eqn: Any, x: Batched) -> list:
     dims = eqn.params[param]
-    each = [d % (np.ndim(x.value) - 1) for d in (dims if np.iterable(dims) else [dims])]
+    each = [int(d) % (np.ndim(x.value) - 1) for d in (dims if np.iterable(dims) else [dims])]
     lifted = shift(each, x.bdim)
     bdim = x.bdim - drops * sum(d < x.bdim for d in each)
     changed = {param: lifted if np.iterable(dims) else lifted[0], **shardings(axis, eqn, bdim)}

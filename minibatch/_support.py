@@ -12,8 +12,18 @@ import jax
 from minibatch import _jax
 from minibatch._registry import RULES
 
-NO_RULE_NEEDED: dict[str, str] = {}
-"""Primitives that `jax.vmap` has a rule for and this project none, each with the reason."""
+ATTENTION = "cuDNN's attention, emitted on GPUs by an implementation asked for by name; lane by lane until it is tried on one"
+NO_RULE_NEEDED: dict[str, str] = {
+    "dot_product_attention_bwd_wrapper": ATTENTION,
+    "dot_product_attention_fp8_bwd_wrapper": ATTENTION,
+    "dot_product_attention_fp8_fwd_wrapper": ATTENTION,
+    "dot_product_attention_fwd_wrapper": ATTENTION,
+    "empty": "has no operand that could differ by lane",
+    "mpmd_map": "Pallas programs for several cores of a TPU, without a meaning elsewhere",
+    "precv": "one half of an exchange between devices, which lanes of one device have no part in",
+    "psend": "the other half",
+}
+"""Primitives that `jax.vmap` has a rule for and this project none, each with the reason. It can only shrink."""
 
 
 class Row(NamedTuple):

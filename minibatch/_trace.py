@@ -128,9 +128,9 @@ def _trace(call: Call, mode: contextlib.AbstractContextManager) -> Traced:
 
     one_lane.__name__ = getattr(call.fun, "__name__", type(call.fun).__name__)
     axis = call.axis
-    env = [] if axis.name is None else [(axis.name, axis.size)]
     avals = [_jax.lane_aval(x, d) for x, d in zip(call.arrays(), call.array_axes(), strict=True)]
-    jaxpr = _jax.trace_jaxpr(one_lane, avals, env)
+    with _jax.axis_env(axis):
+        jaxpr = _jax.trace_jaxpr(one_lane, avals)
     out_tree, outputs = record
     return Traced(jaxpr, out_tree, tuple(outputs))
 

@@ -1,19 +1,301 @@
-"""Primitives that call a jaxpr."""
+"""Primitives that call a function: jit and checkpoint, functions with derivative rules of their own, linear solves."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from minibatch._batched import Axis, Batched, is_batched
-from minibatch._interpreter import batch_closed
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
+
+from minibatch import _jax
+from minibatch._batched import Axis, Batched, apart, front, is_batched, lanes, together
+from minibatch._interpreter import batch_closed, batch_jaxpr, captured, lifted_avals
 from minibatch._jax import rebind
 from minibatch._registry import rule
+from minibatch.rules.fallback import one_by_one
+
+# --- calls of a jaxpr -------------------------------------------------------------------------------------------------
 
 
-@rule("jit", anywhere=True, always=True)
+@rule("jit", anywhere=True, inside=True)
 def jit(axis: Axis, eqn: Any, *operands: Any) -> list:
-    """f(x) lifts to jit of the lifted f."""
-    bdims = [x.bdim if is_batched(x) else None for x in operands]
+    """jit(f)(x)   lifts to   jit(lifted f)(x)."""
+    arrays, bdims = apart(operands)
     jaxpr, out_bdims = batch_closed(axis, eqn.params["jaxpr"], bdims)
-    outs = rebind(eqn, *(x.value if is_batched(x) else x for x in operands), jaxpr=jaxpr)
-    return [x if d is None else Batched(x, d) for x, d in zip(outs, out_bdims, strict=True)]
+    changed = {}
+    for side, dims in (("in", bdims), ("out", out_bdims)):
+        shardings, layouts = eqn.params[f"{side}_shardings"], eqn.params[f"{side}_layouts"]
+        if any(layout is not None and d is not None for layout, d in zip(layouts, dims, strict=True)):
+            raise NotImplementedError(f"minibatch: jit with {side}_layouts={layouts} on what differs by lane")
+        changed[f"{side}_shardings"] = tuple(_jax.lift_sharding(axis, s, d) for s, d in zip(shardings, dims, strict=True))
+    return together(rebind(eqn, *arrays, jaxpr=jaxpr, **changed), out_bdims)
+
+
+@rule("closed_call eval_jaxpr composite custom_partitioning", anywhere=True, inside=True)
+def inlined(axis: Axis, eqn: Any, *operands: Any) -> list:
+    """f(x)   lifts to   the equations of the lifted f. What was said about f as a whole held for one lane of it."""
+    jaxpr = next(eqn.params[name] for name in ("call_jaxpr", "jaxpr", "call") if name in eqn.params)
+    return batch_jaxpr(axis, jaxpr, operands)
+
+
+@rule("compute_on fused_call xla_metadata_call", anywhere=True, inside=True)
+def remarked(axis: Axis, eqn: Any, *operands: Any) -> list:
+    """f(x) with a remark for the compiler   lifts to   the lifted f(x) with the same remark."""
+    arrays, bdims = apart(operands)
+    jaxpr, out_bdims = batch_closed(axis, eqn.params["jaxpr"], bdims)
+    return together(rebind(eqn, *arrays, jaxpr=jaxpr), out_bdims)
+
+
+@rule("remat2", anywhere=True, inside=True)
+def remat(axis: Axis, eqn: Any, *operands: Any) -> list:
+    """checkpoint(f)(x)   lifts to   checkpoint(lifted f)(x), with the same policy."""
+    arrays, bdims = apart(operands)
+    jaxpr, out_bdims = batch_closed(axis, eqn.params["jaxpr"], bdims)
+    consts, jaxpr = _jax.hoisted(jaxpr)
+    prevent_cse = eqn.params["prevent_cse"]
+    if isinstance(prevent_cse, tuple):
+        prevent_cse = (False,) * len(consts) + prevent_cse
+    outs = rebind(eqn, *consts, *arrays, jaxpr=_jax.open_jaxpr(jaxpr), prevent_cse=prevent_cse)
+    return together(outs, out_bdims)
+
+
+# --- functions with derivative rules ----------------------------------------------------------------------------------
+#
+# The lifted function has the lifted rules, so that a derivative of the mapped function is still the one its author gave.
+# All outputs are batched where any operand is: a rule may make any tangent differ by lane.
+
+
+def _own(axis: Axis, jaxpr: Any, bdims: Sequence[int | None]) -> bool:
+    """Whether lanes differ in a call of `jaxpr`."""
+    return any(d is not None for d in bdims) or _jax.names_axis(jaxpr, axis.name)
+
+
+@rule("custom_jvp_call", anywhere=True, always=True)
+def custom_jvp_call(axis: Axis, eqn: Any, *operands: Any) -> list:
+    """f with tangent rule f'   lifts to   lifted f with lifted f'."""
+    arrays, bdims = apart(operands)
+    params, primals = eqn.params, bdims[eqn.params["num_consts"] :]
+    own = _own(axis, params["call_jaxpr"], bdims)
+    if axis.name is None and not own:
+        return rebind(eqn, *arrays)
+    jaxpr, out_bdims = batch_closed(axis, params["call_jaxpr"], bdims, [own] * len(eqn.outvars))
+
+    def jvp(*zeros: bool) -> tuple[Any, Sequence[Any], Sequence[bool]]:
+        with _jax.axis_env(axis):
+            jaxpr, consts, out_zeros = params["jvp_jaxpr_fun"].call_wrapped(*zeros)
+        tangents = [d for d, zero in zip(primals, zeros, strict=True) if not zero]
+        jaxpr = _jax.closed(jaxpr, list(map(captured, consts)))
+        jaxpr, _ = batch_closed(axis, jaxpr, [*primals, *tangents], [own] * len(jaxpr.out_avals))
+        return _jax.open_jaxpr(jaxpr), _jax.consts_of(jaxpr), out_zeros
+
+    return together(rebind(eqn, *arrays, call_jaxpr=jaxpr, jvp_jaxpr_fun=_jax.wrapped(jvp, params["jvp_jaxpr_fun"])), out_bdims)
+
+
+@rule("custom_vjp_call", anywhere=True, always=True)
+def custom_vjp_call(axis: Axis, eqn: Any, *operands: Any) -> list:
+    """f with rules fwd, bwd   lifts to   lifted f with lifted fwd, bwd; a cotangent of what lanes share is their sum."""
+    arrays, bdims = apart(operands)
+    params, primals = eqn.params, bdims[eqn.params["num_consts"] :]
+    own = _own(axis, params["call_jaxpr"], bdims)
+    if axis.name is None and not own:
+        return rebind(eqn, *arrays)
+    force = [own] * len(eqn.outvars)
+    jaxpr, out_bdims = batch_closed(axis, params["call_jaxpr"], bdims, force)
+    back = Backward(axis, params["bwd"], primals)
+    residuals: list[int | None] = []
+
+    def fwd(*nonzeros: bool) -> tuple[Any, Sequence[Any]]:
+        with _jax.axis_env(axis):
+            jaxpr, consts = params["fwd_jaxpr_thunk"].call_wrapped(*nonzeros)
+        _, _, forwarded = params["out_trees"]()
+        jaxpr = _jax.closed(jaxpr, list(map(captured, consts)))
+        computed = iter(jaxpr.out_avals)
+        avals = [next(computed) if i is None else eqn.invars[i].aval for i in forwarded]
+        back.trace([*avals, *(v.aval.to_ct_aval() for v in eqn.outvars)])
+        computed = [False] * (len(jaxpr.out_avals) - len(force))
+        jaxpr, found = batch_closed(axis, jaxpr, primals, [*computed, *force])
+        found = iter(found)
+        residuals[:] = [next(found) if i is None else bdims[i] for i in forwarded]
+        return _jax.open_jaxpr(jaxpr), _jax.consts_of(jaxpr)
+
+    changed = {
+        "call_jaxpr": jaxpr,
+        "fwd_jaxpr_thunk": _jax.wrapped(fwd, params["fwd_jaxpr_thunk"]),
+        "bwd": _jax.wrapped(lambda *args: back(args, [*residuals, *out_bdims]), params["bwd"]),
+    }
+    return together(rebind(eqn, *arrays, **changed), out_bdims)
+
+
+@rule("custom_lin", anywhere=True)
+def custom_lin(axis: Axis, eqn: Any, *operands: Any) -> list:
+    """The linear function that bwd transposes   lifts to   the one that lifted bwd transposes."""
+    arrays, bdims = apart(operands)
+    params, count = eqn.params, eqn.params["num_res"]
+    tangents = iter(bdims[count:])
+    primals = [None if zero else next(tangents) for zero in params["in_zeros"]]
+    out_bdims = [0] * len(eqn.outvars)
+    back = Backward(axis, params["bwd"], primals)
+    bwd = _jax.wrapped(lambda *args: back(args, [*bdims[:count], *out_bdims]), params["bwd"])
+    avals = [_jax.batched_aval(aval, axis.size, 0, axis.mesh_name) for aval in params["out_avals"]]
+    return together(rebind(eqn, *arrays, out_avals=avals, bwd=bwd), out_bdims)
+
+
+class Backward:
+    """The backward rule of a custom_vjp, lifted: from residuals and cotangents to the cotangents of the `primals`."""
+
+    def __init__(self, axis: Axis, bwd: Any, primals: Sequence[int | None]) -> None:
+        self.axis, self.bwd, self.primals = axis, bwd, primals
+        self.traced: dict[tuple, tuple] = {}
+
+    def trace(self, avals: Sequence[Any]) -> tuple[Any, list, Any]:
+        """The rule for one lane as a jaxpr, its zeros, and the treedef of what it logs; an aval may be a symbolic zero.
+
+        It is traced once with the forward rule, while what it may have captured is known.
+        """
+        key = tuple((_jax.is_zero(aval), aval.aval if _jax.is_zero(aval) else aval) for aval in avals)
+        if key not in self.traced:
+            answer: list = []
+
+            def one_lane(*values: Any) -> list:
+                rest = iter(values)
+                cotangents, logs = _jax.pull_back(self.bwd, [x if _jax.is_zero(x) else next(rest) for x in avals])
+                leaves, tree = tree_flatten(logs)
+                answer[:] = [x if _jax.is_zero(x) else None for x in cotangents], tree
+                return [*(x for x in cotangents if not _jax.is_zero(x)), *leaves]
+
+            with _jax.axis_env(self.axis):
+                jaxpr = _jax.trace_jaxpr(one_lane, [aval for aval in avals if not _jax.is_zero(aval)])
+            consts = list(map(captured, _jax.consts_of(jaxpr)))
+            self.traced[key] = _jax.closed(_jax.open_jaxpr(jaxpr), consts), *answer
+        return self.traced[key]
+
+    def __call__(self, args: Sequence[Any], bdims: Sequence[int | None]) -> Any:
+        """Residuals and cotangents, with lanes at `bdims` -> cotangents, with lanes where the primals have them."""
+        axis, own = self.axis, any(d is not None for d in bdims)
+        given = [(x, d) for x, d in zip(args, bdims, strict=True) if not _jax.is_zero(x)]
+        jaxpr, zeros, tree = self.trace([self._of_lane(x, d) for x, d in zip(args, bdims, strict=True)])
+        outs = iter(batch_jaxpr(axis, jaxpr, [x if d is None else Batched(x, d) for x, d in given]))
+        cotangents = [
+            _of_primal(axis, next(outs), d, own) if zero is None else _jax.zero_of_lanes(zero, axis.size, d, axis.mesh_name)
+            for zero, d in zip(zeros, self.primals, strict=True)
+        ]
+        return _jax.pulled_back(cotangents, tree_unflatten(tree, [lanes(axis, x) if own else x for x in outs]))
+
+    def _of_lane(self, x: Any, bdim: int | None) -> Any:
+        return _jax.zero_of_lane(x, self.axis.size, bdim) if _jax.is_zero(x) else _jax.lane_aval(x, bdim)
+
+
+def _of_primal(axis: Axis, cotangent: Any, bdim: int | None, own: bool) -> Any:
+    """The cotangent of a primal with its lanes at `bdim`; of one that the lanes share, the sum of all lanes'."""
+    if bdim is not None:
+        return lanes(axis, cotangent, bdim)
+    if not own:
+        if is_batched(cotangent):
+            raise ValueError(
+                "minibatch: a custom_vjp function of nothing that differs by lane has a backward rule that does, so that "
+                "the sum of its cotangents over the lanes cannot be told. Give it an argument that differs by lane."
+            )
+        return cotangent
+    if is_batched(cotangent):
+        return lax.reduce_sum(cotangent.value, (cotangent.bdim,))
+    return cotangent * jnp.asarray(axis.size).astype(cotangent.dtype)
+
+
+@rule("remat_opt", anywhere=True, inside=True)
+def remat_opt(axis: Axis, eqn: Any, *operands: Any) -> list:
+    """A custom_vjp's fwd, and its primal for where residuals are not needed   lifts to   both lifted."""
+    arrays, bdims = apart(operands)
+    params = eqn.params
+    jaxpr, out_bdims = batch_closed(axis, params["fwd_jaxpr"], bdims)
+    consts, jaxpr = _jax.hoisted(jaxpr)
+    kept = [d is not None for d in out_bdims[params["num_res"] :]]
+
+    def primal() -> tuple[Any, Sequence[Any]]:
+        jaxpr, _ = batch_closed(axis, _jax.closed(*params["fun_jaxpr_thunk"]()), bdims[params["num_consts"] :], kept)
+        return _jax.open_jaxpr(jaxpr), _jax.consts_of(jaxpr)
+
+    changed = {"fwd_jaxpr": jaxpr, "fun_jaxpr_thunk": primal, "num_consts": params["num_consts"] + len(consts)}
+    return together(rebind(eqn, *consts, *arrays, **changed), out_bdims)
+
+
+@rule("linear_call", anywhere=True)
+def linear_call(axis: Axis, eqn: Any, *operands: Any) -> list:
+    """f linear in x, with its transpose   lifts to   both lifted; a cotangent of what lanes share is their sum."""
+    arrays, bdims = apart(operands)
+    params, own = eqn.params, eqn.params["num_callee_consts"]
+    residuals, linear = bdims[own:][: params["num_res"]], bdims[own:][params["num_res"] :]
+    callee, out_bdims = batch_closed(axis, params["callee"], bdims, [True] * len(eqn.outvars))
+    consts, callee = _jax.hoisted(callee)
+
+    def transpose() -> tuple[Any, Sequence[Any]]:
+        jaxpr, captured = params["transpose_thunk"]()
+        given = [*[None] * len(captured), *residuals, *out_bdims]
+
+        def summed(*args: Any) -> list:
+            outs = batch_jaxpr(axis, jaxpr, together(args, given))
+            return [_of_primal(axis, x, d, own=True) for x, d in zip(outs, linear, strict=True)]
+
+        consts, jaxpr_of_lanes = _jax.hoisted(_jax.trace_jaxpr(summed, lifted_avals(axis, jaxpr, given)))
+        return jaxpr_of_lanes, [*consts, *captured]
+
+    changed = {"callee": callee, "transpose_thunk": transpose, "num_callee_consts": len(consts) + own}
+    return together(rebind(eqn, *consts, *arrays, **changed), out_bdims)
+
+
+@rule("custom_linear_solve", anywhere=True)
+def custom_linear_solve(axis: Axis, eqn: Any, *operands: Any) -> list:
+    """solve(A, b) = x   lifts to   the lifted solve, with lanes in all of b and x if in any of A and b."""
+    jaxprs, counts = eqn.params["jaxprs"], eqn.params["const_lengths"]
+    total = sum(counts)
+    b = [Batched(lanes(axis, x), 0) for x in operands[total:]]
+    arrays, bdims = apart([*operands[:total], *b])
+    out_bdims: list[int | None] = []
+    lifted = []
+    for jaxpr, start, count in zip(jaxprs, np.cumsum([0, *counts]), counts, strict=False):
+        if jaxpr is not None:
+            given = [*bdims[start : start + count], *[0] * len(b)]
+            auxiliary = [False] * (len(_jax.open_jaxpr(jaxpr).outvars) - len(b))
+            jaxpr, found = batch_closed(axis, jaxpr, given, [*[True] * len(b), *auxiliary])
+            out_bdims = found if jaxpr is not None and len(lifted) == 2 else out_bdims
+        lifted.append(jaxpr)
+    return together(rebind(eqn, *arrays, jaxprs=type(jaxprs)(*lifted)), out_bdims)
+
+
+# --- functions that say how they map, and one that cannot -------------------------------------------------------------
+
+
+@rule("custom_vmap_call", anywhere=True, inside=True)
+def custom_vmap_call(axis: Axis, eqn: Any, *operands: Any) -> list:
+    """f with a rule for many lanes   lifts to   that rule; or to f, where lanes differ in what f closes over.
+
+    Raises:
+      ValueError: the rule returned something else than lanes of what f returns.
+    """
+    params = eqn.params
+    consts_batched, args_batched = tree_unflatten(params["in_tree"], list(map(is_batched, operands)))
+    if any(consts_batched) or not any(tree_leaves(args_batched)):
+        return batch_jaxpr(axis, params["call"], operands)
+    arrays = tree_unflatten(params["in_tree"], [front(x) if is_batched(x) else x for x in operands])
+    out, batched = params["rule"](axis.size, [consts_batched, args_batched], *arrays)
+    (outs, tree), (flags, flag_tree) = tree_flatten(out), tree_flatten(batched)
+    wanted = [v.aval.shape for v in eqn.outvars]
+    if not (
+        tree == flag_tree == params["out_tree"]
+        and [np.shape(x)[1:] if flag else np.shape(x) for x, flag in zip(outs, flags, strict=True)] == wanted
+        and all(np.shape(x)[0] == axis.size for x, flag in zip(outs, flags, strict=True) if flag)
+    ):
+        raise ValueError(
+            f"minibatch: the rule of a custom_vmap function must return its outputs, of shapes {wanted} in "
+            f"{params['out_tree']} and with {axis.size} lanes on axis 0 where it says so, and whether each has lanes; "
+            f"it returned shapes {[np.shape(x) for x in outs]} in {tree}, and {batched}."
+        )
+    return [Batched(x, 0) if flag else x for x, flag in zip(outs, flags, strict=True)]
+
+
+@rule("call_exported")
+def call_exported(axis: Axis, eqn: Any, *operands: Any) -> list:
+    """f(x), compiled elsewhere and sealed   lifts to   one call of f for each lane."""
+    return one_by_one(axis, eqn, *operands)
