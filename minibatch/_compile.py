@@ -31,6 +31,7 @@ class Program:
         consts, jaxpr = hoist(traced.jaxpr)
         self.consts = [_jax.as_argument(const) for const in consts]
         self.batched = BatchedFunction(call, jaxpr, traced.outputs)
+        self._compiles = _jax.can_be_lowered(jaxpr) and not any(isinstance(x, jax.core.Tracer) for x in self.consts)
         self._takes_all = all(call.traced) and not any(map(_jax.is_vmappable, call.leaves))
         self._takes = [i for i, traced in enumerate(call.traced) if traced]
         self._gives_all = all(isinstance(out, Computed) and out.rebuild is None for out in self.outputs)
@@ -41,8 +42,8 @@ class Program:
         return compiled(self.batched)
 
     def __call__(self, leaves: list) -> Any:
-        """Run compiled; where `fun` captured a tracer, into the trace that it belongs to."""
-        if any(isinstance(const, jax.core.Tracer) for const in self.consts):
+        """Run compiled; equation by equation where `fun` captured a tracer, or has an effect that only Python can have."""
+        if not self._compiles:
             return self.emit(leaves)
         return self._assemble(leaves, self.compiled(self.consts, self._arrays(leaves)))
 

@@ -209,6 +209,11 @@ def concerns_lanes(eqn: Any, name: Any) -> bool:
     return names_axis(eqn, name) or any(isinstance(effect, JaxprInputEffect) for effect in eqn.effects)
 
 
+def can_be_lowered(jaxpr: Any) -> bool:
+    """Whether XLA can have all effects of `jaxpr`: a check that checkify did not functionalize raises in Python."""
+    return not any(type(effect).__name__ == "ErrorEffect" for effect in jaxpr.effects)
+
+
 def side_effects(jaxpr: Any) -> bool:
     """Whether `jaxpr`, or an equation, does something beside computing its outputs."""
     return any(not isinstance(effect, _core.NamedAxisEffect) for effect in jaxpr.effects)
@@ -330,6 +335,11 @@ def with_lanes(spec: PartitionSpec, bdim: int, entry: Any) -> PartitionSpec:
 def _names_in(entry: Any) -> tuple:
     """The mesh axes that an entry of a spec names."""
     return entry if isinstance(entry, tuple) else () if entry in (None, PartitionSpec.UNCONSTRAINED) else (entry,)
+
+
+def name_of_rule(rule: Any) -> str:
+    """The name of the user's rule for a custom_vmap function."""
+    return getattr(getattr(rule, "rule", rule), "__name__", "<unnamed rule>")
 
 
 def _linearize_custom_vmap(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, call: Any, **params: Any) -> tuple:

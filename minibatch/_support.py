@@ -20,7 +20,7 @@ NO_RULE_NEEDED: dict[str, str] = {
     "dot_product_attention_fwd_wrapper": ATTENTION,
     "empty": "has no operand that could differ by lane",
     "mpmd_map": "Pallas programs for several cores of a TPU, without a meaning elsewhere",
-    "precv": "one half of an exchange between devices, which lanes of one device have no part in",
+    "precv": "one half of an exchange between the devices of a mesh; lanes could go together, which nothing here can try",
     "psend": "the other half",
 }
 """Primitives that `jax.vmap` has a rule for and this project none, each with the reason. It can only shrink."""

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import checkify
 
 from minibatch import vmap
 from minibatch._compile import Programs
@@ -146,6 +147,17 @@ def test_concrete_values_and_lanes_mix():
         return total + jnp.cumsum(jnp.arange(4.0))[int(n)]
 
     np.testing.assert_allclose(vmap(f, (0, None))(X, jnp.asarray(3)), X * 3 + 6)
+
+
+def test_a_check_raises_only_for_a_lane_that_fails():
+    def root(x):
+        checkify.check(jnp.all(x >= 0), "negative: {x}", x=x.min())
+        return jnp.sqrt(x)
+
+    f = vmap(root)
+    np.testing.assert_allclose(f(X), np.sqrt(X), rtol=1e-6)
+    with pytest.raises(checkify.JaxRuntimeError, match=r"negative: -1\."):
+        f(X - 1)
 
 
 # --- inside other transformations -------------------------------------------------------------------------------------

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
+from jax.tree_util import tree_flatten, tree_unflatten
 
 from minibatch import _jax
 from minibatch._batched import Axis, Batched, apart, front, is_batched, lanes, together
@@ -65,12 +66,23 @@ def remat(axis: Axis, eqn: Any, *operands: Any) -> list:
 # --- functions with derivative rules ----------------------------------------------------------------------------------
 #
 # The lifted function has the lifted rules, so that a derivative of the mapped function is still the one its author gave.
-# All outputs are batched where any operand is: a rule may make any tangent differ by lane.
+# An output is batched if the function makes it so, or if the rule for its derivatives does.
 
 
 def _own(axis: Axis, jaxpr: Any, bdims: Sequence[int | None]) -> bool:
     """Whether lanes differ in a call of `jaxpr`."""
     return any(d is not None for d in bdims) or _jax.names_axis(jaxpr, axis.name)
+
+
+def _differing(out_bdims: Sequence[int | None], by_rule: Callable[[], Sequence[bool]]) -> list[bool]:
+    """Which outputs differ by lane: of a function that shares some, its rule is asked; one that fails might do anything."""
+    if None not in out_bdims:
+        return [True] * len(out_bdims)
+    try:
+        ruled = by_rule()
+    except Exception:  # the user's own code, run here only to look: where it is needed it is run again
+        ruled = [True] * len(out_bdims)
+    return [d is not None or differs for d, differs in zip(out_bdims, ruled, strict=True)]
 
 
 @rule("custom_jvp_call", anywhere=True, always=True)
@@ -81,14 +93,27 @@ def custom_jvp_call(axis: Axis, eqn: Any, *operands: Any) -> list:
     own = _own(axis, params["call_jaxpr"], bdims)
     if axis.name is None and not own:
         return rebind(eqn, *arrays)
-    jaxpr, out_bdims = batch_closed(axis, params["call_jaxpr"], bdims, [own] * len(eqn.outvars))
+    count = len(eqn.outvars)
 
-    def jvp(*zeros: bool) -> tuple[Any, Sequence[Any], Sequence[bool]]:
+    def lane_rule(zeros: Sequence[bool]) -> tuple[Any, list, Sequence[bool]]:
         with _jax.axis_env(axis):
             jaxpr, consts, out_zeros = params["jvp_jaxpr_fun"].call_wrapped(*zeros)
         tangents = [d for d, zero in zip(primals, zeros, strict=True) if not zero]
-        jaxpr = _jax.closed(jaxpr, list(map(captured, consts)))
-        jaxpr, _ = batch_closed(axis, jaxpr, [*primals, *tangents], [own] * len(jaxpr.out_avals))
+        return _jax.closed(jaxpr, list(map(captured, consts))), [*primals, *tangents], out_zeros
+
+    def tangents_differ() -> list[bool]:
+        jaxpr, given, out_zeros = lane_rule([False] * len(primals))
+        found = batch_closed(axis, jaxpr, given)[1]
+        tangents = iter(found[count:])
+        return [d is not None or not (zero or next(tangents) is None) for d, zero in zip(found, out_zeros, strict=False)]
+
+    force = _differing(batch_closed(axis, params["call_jaxpr"], bdims)[1], tangents_differ)
+    jaxpr, out_bdims = batch_closed(axis, params["call_jaxpr"], bdims, force)
+
+    def jvp(*zeros: bool) -> tuple[Any, Sequence[Any], Sequence[bool]]:
+        jaxpr, given, out_zeros = lane_rule(zeros)
+        tangents = [differs for differs, zero in zip(force, out_zeros, strict=True) if not zero]
+        jaxpr, _ = batch_closed(axis, jaxpr, given, [*force, *tangents])
         return _jax.open_jaxpr(jaxpr), _jax.consts_of(jaxpr), out_zeros
 
     return together(rebind(eqn, *arrays, call_jaxpr=jaxpr, jvp_jaxpr_fun=_jax.wrapped(jvp, params["jvp_jaxpr_fun"])), out_bdims)
@@ -102,19 +127,27 @@ def custom_vjp_call(axis: Axis, eqn: Any, *operands: Any) -> list:
     own = _own(axis, params["call_jaxpr"], bdims)
     if axis.name is None and not own:
         return rebind(eqn, *arrays)
-    force = [own] * len(eqn.outvars)
-    jaxpr, out_bdims = batch_closed(axis, params["call_jaxpr"], bdims, force)
     back = Backward(axis, params["bwd"], primals)
     residuals: list[int | None] = []
 
-    def fwd(*nonzeros: bool) -> tuple[Any, Sequence[Any]]:
+    def lane_rule(nonzeros: Sequence[bool]) -> tuple[Any, Sequence[int | None]]:
         with _jax.axis_env(axis):
             jaxpr, consts = params["fwd_jaxpr_thunk"].call_wrapped(*nonzeros)
-        _, _, forwarded = params["out_trees"]()
-        jaxpr = _jax.closed(jaxpr, list(map(captured, consts)))
+        return _jax.closed(jaxpr, list(map(captured, consts))), params["out_trees"]()[2]
+
+    def outputs_differ() -> list[bool]:
+        jaxpr, _ = lane_rule([True] * len(primals))
+        return [d is not None for d in batch_closed(axis, jaxpr, primals)[1][len(jaxpr.out_avals) - len(eqn.outvars) :]]
+
+    force = _differing(batch_closed(axis, params["call_jaxpr"], bdims)[1], outputs_differ)
+    jaxpr, out_bdims = batch_closed(axis, params["call_jaxpr"], bdims, force)
+
+    def fwd(*nonzeros: bool) -> tuple[Any, Sequence[Any]]:
+        jaxpr, forwarded = lane_rule(nonzeros)
         computed = iter(jaxpr.out_avals)
         avals = [next(computed) if i is None else eqn.invars[i].aval for i in forwarded]
-        back.trace([*avals, *(v.aval.to_ct_aval() for v in eqn.outvars)])
+        with contextlib.suppress(Exception):  # it may refuse cotangents that are not zero: then it is traced when it runs
+            back.trace([*avals, *(v.aval.to_ct_aval() for v in eqn.outvars)])
         computed = [False] * (len(jaxpr.out_avals) - len(force))
         jaxpr, found = batch_closed(axis, jaxpr, primals, [*computed, *force])
         found = iter(found)
@@ -274,25 +307,33 @@ def custom_vmap_call(axis: Axis, eqn: Any, *operands: Any) -> list:
     Raises:
       ValueError: the rule returned something else than lanes of what f returns.
     """
-    params = eqn.params
-    consts_batched, args_batched = tree_unflatten(params["in_tree"], list(map(is_batched, operands)))
-    if any(consts_batched) or not any(tree_leaves(args_batched)):
+    params, name = eqn.params, _jax.name_of_rule(eqn.params["rule"])
+    batched = tree_unflatten(params["in_tree"], list(map(is_batched, operands)))
+    if any(_closed_over(batched)) or not any(map(is_batched, operands)):
         return batch_jaxpr(axis, params["call"], operands)
     arrays = tree_unflatten(params["in_tree"], [front(x) if is_batched(x) else x for x in operands])
-    out, batched = params["rule"](axis.size, [consts_batched, args_batched], *arrays)
-    (outs, tree), (flags, flag_tree) = tree_flatten(out), tree_flatten(batched)
-    wanted = [v.aval.shape for v in eqn.outvars]
-    if not (
-        tree == flag_tree == params["out_tree"]
-        and [np.shape(x)[1:] if flag else np.shape(x) for x, flag in zip(outs, flags, strict=True)] == wanted
-        and all(np.shape(x)[0] == axis.size for x, flag in zip(outs, flags, strict=True) if flag)
-    ):
+    out, out_batched = params["rule"](axis.size, list(batched), *arrays)
+    (outs, tree), (flags, flag_tree) = tree_flatten(out), tree_flatten(out_batched)
+    if tree != flag_tree:
         raise ValueError(
-            f"minibatch: the rule of a custom_vmap function must return its outputs, of shapes {wanted} in "
-            f"{params['out_tree']} and with {axis.size} lanes on axis 0 where it says so, and whether each has lanes; "
-            f"it returned shapes {[np.shape(x) for x in outs]} in {tree}, and {batched}."
+            f"structure of output value and output batching specification returned by custom vmap rule ({name}) do not "
+            f"match: {tree} and {flag_tree}. The rule returns outputs, and for each whether it has lanes."
         )
+    if tree != params["out_tree"]:
+        raise ValueError(
+            f"structure of output returned by custom vmap rule ({name}) does not match that of original custom-vmapped "
+            f"function: {tree} and {params['out_tree']}."
+        )
+    for x, flag in zip(outs, flags, strict=True):
+        if flag and np.shape(x)[:1] != (axis.size,):
+            raise ValueError(f"custom vmap rule ({name}) says that an output of shape {np.shape(x)} has {axis.size} lanes in front.")
     return [Batched(x, 0) if flag else x for x, flag in zip(outs, flags, strict=True)]
+
+
+def _closed_over(flags: Any) -> list:
+    """The flags of what a custom_vmap function closes over, in those of (closed over, arguments) or of two such, under jvp."""
+    first, second = flags
+    return first if isinstance(first, list) else [*_closed_over(first), *_closed_over(second)]
 
 
 @rule("call_exported")

@@ -29,6 +29,7 @@ def delegated(axis: Axis, eqn: Any, *operands: Any) -> list:
     except NotImplementedError as declined:
         return with_warning(axis, eqn, operands, f"declines ({declined})" if str(declined) else "declines")
 
+
 for _name in DELEGATED:
     _registry.register(_name, _registry.Rule(delegated, "delegated", anywhere=True))
 

@@ -1,0 +1,262 @@
+"""Maps over arrays that lie over a mesh of eight devices. Run by test_sharding.py, which simulates them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from oracle import assert_close
+
+import minibatch
+
+MESH = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+EXPLICIT = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
+X = np.random.default_rng(0).normal(size=(8, 4, 6)).astype("f")
+W = np.random.default_rng(1).normal(size=(8, 6)).astype("f")
+
+
+def agree(fun: Callable, in_axes: tuple, *args: Any, **options: Any) -> Any:
+    """The map of `fun`, which gives what the stack of lanes gives."""
+    moved = [x if d is None else jnp.moveaxis(x, 0, d) for x, d in zip(args, in_axes, strict=True)]
+    found = jax.jit(minibatch.vmap(fun, in_axes, **options))(*moved)
+    once = jax.jit(fun)
+    rows = [once(*(x if d is None else x[i] for x, d in zip(args, in_axes, strict=True))) for i in range(8)]
+    assert_close(jax.tree.map(np.asarray, found), jax.tree.map(lambda *xs: np.stack(xs), *rows), 1e-4)
+    return found
+
+
+def lies_as(x: Any, *spec: Any) -> bool:
+    return x.sharding.is_equivalent_to(NamedSharding(MESH, P(*spec)), x.ndim)
+
+
+# --- shard_map --------------------------------------------------------------------------------------------------------
+
+
+def parts(x: Any, w: Any) -> Any:
+    def each(x: Any, w: Any) -> Any:
+        return lax.psum(jnp.sin(x) * w + 2, "a"), x * 3, w + 1
+
+    return jax.shard_map(each, mesh=MESH, in_specs=(P("a"), P()), out_specs=(P(), P("a"), P()))(x, w)
+
+
+def much(x: Any, w: Any) -> Any:
+    """A bit of everything: what is shared has to vary over as many mesh axes as what is mapped."""
+
+    def each(x: Any, w: Any) -> Any:
+        w = lax.pcast(w, "a", to="varying")
+        i = jnp.argmax(x) % 3
+        y = jnp.concatenate([jnp.where(x > 0, x @ jnp.diag(w), 0.0), x], 1)
+        z, _ = lax.scan(lambda c, row: (c + row, None), w, x)
+        q = lax.cond(x[0, 0] > 0, lambda: z, lambda: w)
+        _, n = lax.while_loop(lambda c: c[0] < i, lambda c: (c[0] + 1, c[1] * w), (i - i, z))
+        return lax.psum((y, z + q, n + x[0 * i], x.at[0, i].add(1.0)), "a")
+
+    return jax.shard_map(each, mesh=MESH, in_specs=(P("a"), P()), out_specs=P())(x, w)
+
+
+@pytest.mark.parametrize("spmd_axis_name", [None, "b"])
+@pytest.mark.parametrize("fun", [parts, much])
+@pytest.mark.parametrize("in_axes", [(0, None), (1, 0), (None, 1)])
+def test_shard_map(fun: Callable, in_axes: tuple, spmd_axis_name: Any) -> None:
+    agree(fun, in_axes, X[0] if in_axes[0] is None else X, W[0] if in_axes[1] is None else W, spmd_axis_name=spmd_axis_name)
+
+
+@pytest.mark.parametrize("spmd_axis_name", [None, "b"])
+def test_gradient_through_shard_map(spmd_axis_name: Any) -> None:
+    def loss(mapped: Callable) -> Callable:
+        return lambda x, w: sum((y**2).sum() for y in mapped(x, w))
+
+    mapped = minibatch.vmap(parts, (0, None), spmd_axis_name=spmd_axis_name)
+    lanes = jax.jit(jax.grad(loss(parts), (0, 1)))
+    of_x, of_w = zip(*[lanes(x, W[0]) for x in X], strict=True)
+    found = jax.grad(loss(mapped), (0, 1))(X, W[0])
+    assert_close(jax.tree.map(np.asarray, found), (np.stack(of_x), np.sum(of_w, 0)), 1e-4)
+
+
+def test_lanes_lie_over_the_spmd_axis() -> None:
+    total, kept, shared = jax.jit(minibatch.vmap(parts, (0, None), spmd_axis_name="b"))(X, W[0])
+    assert lies_as(total, "b") and lies_as(kept, "b", "a")
+    assert shared.shape == (8, 6)
+
+
+def test_shared_output_of_shard_map_stays_shared() -> None:
+    shared = minibatch.vmap(parts, (0, None), (0, 0, None))(X, W[0])[2]
+    np.testing.assert_allclose(shared, W[0] + 1)
+
+
+def test_shard_map_in_two_maps() -> None:
+    found = jax.jit(minibatch.vmap(minibatch.vmap(parts, (0, None)), (0, None), spmd_axis_name="b"))(np.stack([X, X + 1]), W[0])
+    np.testing.assert_allclose(found[1], 3 * np.stack([X, X + 1]), rtol=1e-5)
+    assert lies_as(found[1], "b", None, "a")
+
+
+def test_shard_map_over_some_axes_leaves_the_lanes_to_the_others() -> None:
+    def fun(x: Any) -> Any:
+        return jax.shard_map(lambda x: lax.psum(x, "a"), mesh=MESH, in_specs=P("a"), out_specs=P(), axis_names={"a"})(x)
+
+    agree(fun, (0,), X)
+    agree(fun, (0,), X, spmd_axis_name="b")
+
+
+def test_collectives_over_the_mesh_and_the_lanes() -> None:
+    def across(f: Callable) -> Any:
+        def whole(x: Any) -> Any:
+            return jax.shard_map(f, mesh=MESH, in_specs=P("a"), out_specs=P("a"), check_vma=False)(x)
+
+        return np.asarray(jax.jit(minibatch.vmap(whole, axis_name="i"))(X))
+
+    np.testing.assert_allclose(across(lambda x: lax.psum(x, ("a", "i")) + 0 * x)[:, 0], [X.sum((0, 1))] * 8, rtol=1e-4)
+    gathered = across(lambda x: lax.all_gather(x, ("i", "a")))  # [lane, over a: i a, 1 row, 6]
+    np.testing.assert_allclose(gathered.reshape(8, 4, 8, 4, 6), np.broadcast_to(X, (8, 4, 8, 4, 6)), rtol=1e-5)
+    index = across(lambda x: 0 * x + lax.axis_index("i") * 10 + lax.axis_index("a"))
+    np.testing.assert_allclose(index[:, :, 0], np.arange(8)[:, None] * 10 + np.arange(4))
+
+
+OVER_THE_MESH = {  # of a shard [1, 8], over four
+    "invariant": (lambda x: lax.all_gather(x, "a", to="invarying", axis=1), P()),
+    "invariant tiled": (lambda x: lax.all_gather(x, "a", to="invarying", axis=1, tiled=True), P()),
+    "mean": (lambda x: lax.pmean(x, "a"), P()),
+    "reduced": (lambda x: lax.pcast(lax.all_gather(x, "a", to="reduced", axis=1), "a", to="varying").sum(1), P("a")),
+    "reduced sum": (lambda x: lax.pcast(lax.pcast(lax.psum(x, "a"), "a", to="reduced"), "a", to="varying") * x, P("a")),
+    "unreduced": (lambda x: lax.psum(lax.pcast(x * 2, "a", to="unreduced"), "a"), P()),
+    "unreduced pieces": (
+        lambda x: lax.psum_scatter(lax.pcast(x * 2, "a", to="unreduced"), "a", scatter_dimension=1, tiled=True),
+        P("a"),
+    ),
+    "swap": (lambda x: lax.all_to_all(x, "a", 1, 0, tiled=True), P("a")),
+    "permutation": (lambda x: lax.ppermute(x, "a", [(0, 1), (3, 2)]), P("a")),
+    "extrema": (lambda x: lax.pmax(x, "a") - lax.pmin(x, "a"), P()),
+}
+
+
+@pytest.mark.parametrize("name", OVER_THE_MESH)
+def test_collective_over_the_mesh_alone(name: str) -> None:
+    fun, out_specs = OVER_THE_MESH[name]
+    agree(jax.shard_map(fun, mesh=MESH, in_specs=P("a"), out_specs=out_specs), (1,), np.tile(X, (1, 1, 4)))
+
+
+def test_map_inside_a_shard() -> None:
+    def shard(x: Any, w: Any) -> Any:
+        return minibatch.vmap(lambda x, w: (lax.psum(jnp.where(x > 0, x, w), "a") @ w, jnp.cumsum(x, 1)), (0, None))(x, w)
+
+    found = jax.shard_map(shard, mesh=MESH, in_specs=(P(None, "a"), P()), out_specs=(P(), P(None, "a")))(X, W[0])
+    np.testing.assert_allclose(found[0][:, 0], np.where(X > 0, X, W[0]).sum(1) @ W[0], rtol=1e-4)
+    np.testing.assert_allclose(found[1], X.cumsum(2), rtol=1e-4)
+
+
+def test_lanes_that_cannot_lie_over_mesh_axes() -> None:
+    with pytest.raises(ValueError, match="vmap spmd_axis_name cannot appear in P"):
+        minibatch.vmap(parts, (0, None), spmd_axis_name="a")(X, W[0])
+    with pytest.raises(ValueError, match="vmap spmd_axis_name cannot appear in P"):
+        minibatch.vmap(parts, (None, 0), spmd_axis_name="a")(X[0], W)
+    with pytest.raises(ValueError, match=r"3 lanes cannot lie over mesh axes \('b',\) in 2 shards"):
+        minibatch.vmap(parts, (0, None), spmd_axis_name="b")(X[:3], W[0])
+
+
+@pytest.mark.parametrize("name", ["i", "b"])
+def test_shards_of_some_lanes_cannot_act_across_them(name: str) -> None:
+    def across(x: Any) -> Any:
+        return jax.shard_map(lambda x: lax.psum(x, name), mesh=MESH, in_specs=P("a"), out_specs=P("a"), check_vma=False)(x)
+
+    with pytest.raises(NotImplementedError, match=f"over which the lanes lie, may not act across axis '{name}'"):
+        minibatch.vmap(across, axis_name="i", spmd_axis_name="b")(X)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_map_of_a_gradient_through_shard_map(check_vma: bool) -> None:
+    def loss(x: Any) -> Any:
+        each = lambda x: lax.psum(jnp.sin(x).sum(), "a")
+        return jax.shard_map(each, mesh=MESH, in_specs=P("a"), out_specs=P(), check_vma=check_vma)(x)
+
+    agree(jax.grad(loss), (0,), X, spmd_axis_name="b")
+
+
+# --- constraints and placement ----------------------------------------------------------------------------------------
+
+
+def test_sharding_constraint() -> None:
+    fun = lambda x: lax.with_sharding_constraint(x * 2, NamedSharding(MESH, P("a")))
+    assert lies_as(agree(fun, (0,), X, spmd_axis_name="b"), "b", "a")
+    assert lies_as(agree(fun, (1,), X, spmd_axis_name="b"), "b", "a")
+    there = jax.device_put(X, NamedSharding(MESH, P("b")))
+    assert lies_as(jax.jit(minibatch.vmap(fun))(there), "b", "a")  # nothing said of the lanes: they stay as they lay
+    both = jax.jit(minibatch.vmap(minibatch.vmap(fun, spmd_axis_name="b")))(np.stack([X, X]))
+    assert lies_as(both, None, "b", "a")
+
+
+def test_device_put() -> None:
+    fun = lambda x, w: jax.device_put((x * 2, w), NamedSharding(MESH, P("a")))
+    agree(fun, (0, None), X, np.ones((4, 6), "f"))
+    mapped = minibatch.vmap(fun, (0, None), (0, None), spmd_axis_name="b", compile=False)(X, np.ones((4, 6), "f"))
+    assert lies_as(mapped[0], "b", "a") and lies_as(mapped[1], "a")
+    agree(lambda x: jax.device_put(x * 2), (1,), X)
+
+
+def test_layout_constraint() -> None:
+    fun = minibatch.vmap(lambda x: with_layout_constraint(x, Layout((1, 0))), 1, 1)
+    eqn = next(e for e in fun.jaxpr(jnp.zeros((4, 8, 6))).eqns if e.primitive.name == "layout_constraint")
+    assert eqn.params["layout"].major_to_minor == (1, 2, 0)
+    agree(lambda x: with_layout_constraint(x, Layout((1, 0))), (1,), X)
+
+
+# --- explicit meshes --------------------------------------------------------------------------------------------------
+
+OVER_EXPLICIT = {
+    "elementwise": lambda x, w: jnp.sin(x) * w + 1,
+    "reductions": lambda x, w: (x.sum(1), x @ w, x.max()),
+    "select": lambda x, w: jnp.where(x > 1, x, w),
+    "concatenate": lambda x, w: jnp.concatenate([x.sum(0), w]),
+    "repeated": lambda x, w: (x.sum(), w),
+    "constraint": lambda x, w: lax.with_sharding_constraint(x, P("a")),
+    "reshard": lambda x, w: jax.reshard(x * w, P()),
+    "shard_map": lambda x, w: jax.shard_map(lambda x: lax.psum(x * 2, "a"), in_specs=P("a"), out_specs=P())(x),
+    "shard_map over a": lambda x, w: jax.shard_map(
+        lambda x: lax.psum(x * 2, "a"), in_specs=P("a"), out_specs=P(), axis_names={"a"}
+    )(x),
+    "scan": lambda x, w: lax.scan(lambda c, _: (c * w, c.sum()), x, None, length=2),
+}
+
+
+@pytest.mark.parametrize("name", OVER_EXPLICIT)
+def test_lanes_over_an_explicit_mesh_axis(name: str) -> None:
+    fun = OVER_EXPLICIT[name]
+    with jax.set_mesh(EXPLICIT):
+        x, w = jax.device_put(X, NamedSharding(EXPLICIT, P("b", "a"))), jax.device_put(W[0], NamedSharding(EXPLICIT, P()))
+        found = jax.jit(minibatch.vmap(fun, (0, None)))(x, w)
+        assert all(jax.typeof(leaf).sharding.spec[0] == "b" for leaf in jax.tree.leaves(found))
+        lane = jax.jit(fun)
+        rows = [lane(jax.reshard(X[i], P("a")), w) for i in range(8)]
+        wanted = jax.tree.map(lambda *rows: np.stack(rows), *rows)
+        assert_close(jax.tree.map(np.asarray, found), wanted, 1e-4)
+
+
+NAMED = {
+    "psum": (lambda x: x / lax.psum(x, "i"), lambda x: x / x.sum(0)),
+    "groups": (
+        lambda x: lax.psum(x, "i", axis_index_groups=[[0, 2, 4, 6], [1, 3, 5, 7]]),
+        lambda x: np.tile(x.reshape(4, 2, 4, 6).sum(0), (4, 1, 1)),
+    ),
+    "all_gather": (lambda x: lax.all_gather(x, "i"), lambda x: np.stack([x] * 8)),
+    "ppermute": (lambda x: lax.ppermute(x, "i", [(i, (i + 1) % 8) for i in range(8)]), lambda x: np.roll(x, 1, 0)),
+    "axis_index": (lambda x: x * lax.axis_index("i"), lambda x: x * np.arange(8)[:, None, None]),
+    "callback": (
+        lambda x: jax.pure_callback(np.asarray, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="sequential"),
+        lambda x: x,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_collective_over_lanes_on_an_explicit_mesh_axis(name: str) -> None:
+    fun, meaning = NAMED[name]
+    with jax.set_mesh(EXPLICIT):
+        x = jax.device_put(X, NamedSharding(EXPLICIT, P("b", "a")))
+        np.testing.assert_allclose(jax.jit(minibatch.vmap(fun, axis_name="i"))(x), meaning(X), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,105 @@
+"""References as arguments of a mapped function, captured by it, and made in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import minibatch
+
+
+def count(ref: Any, x: Any) -> Any:
+    ref[0] += x
+    return ref[...].sum()
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_mapped_reference_is_each_lanes_own(axis: int, compile: bool) -> None:
+    ref = jax.new_ref(jnp.zeros((3, 3)))
+    mapped = minibatch.vmap(count, (axis, 0), compile=compile)
+    for times in (1, 2):
+        np.testing.assert_allclose(mapped(ref, jnp.arange(3.0)), times * np.arange(3))
+        np.testing.assert_allclose(jnp.moveaxis(ref[...], axis, 0), [[times * i, 0, 0] for i in range(3)])
+
+
+def test_mapped_reference_in_two_maps() -> None:
+    ref = jax.new_ref(jnp.zeros((2, 4, 3)))
+    minibatch.vmap(minibatch.vmap(count, (1, 0)), (0, None))(ref, jnp.arange(3.0))
+    np.testing.assert_allclose(ref[...], np.tile(np.eye(4)[:, :1] * np.arange(3), (2, 1, 1)))
+
+
+def test_shared_reference_can_be_read() -> None:
+    table = jax.new_ref(jnp.arange(4.0) * 2)
+    mapped = minibatch.vmap(lambda ref, i: ref[i], (None, 0))
+    np.testing.assert_allclose(mapped(table, jnp.asarray([3, 1])), [6, 2])
+    table[3] = 9.0
+    np.testing.assert_allclose(mapped(table, jnp.asarray([3, 1])), [9, 2])
+    np.testing.assert_allclose(minibatch.vmap(lambda i: table[i])(jnp.asarray([3, 1])), [9, 2])
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        lambda ref, x: ref.__setitem__(0, x),
+        lambda ref, x: ref.__setitem__(0, 1.0),
+        lambda ref, x: ref.__setitem__(x.astype(int), 1.0),
+        lambda ref, x: jax.ref.addupdate(ref, 0, x),
+    ],
+)
+def test_shared_reference_cannot_be_stored_into(store: Callable) -> None:
+    ref = jax.new_ref(jnp.zeros(3))
+    with pytest.raises(ValueError, match=r"vmapped value on an unbatched array reference of type Ref\{float32") as caught:
+        minibatch.vmap(lambda x: store(ref, x))(jnp.arange(3.0))
+    assert "test_state.py" in caught.value.__notes__[0]
+
+
+def test_reference_made_in_a_lane_may_get_what_differs_by_lane_later() -> None:
+    def fun(x: Any) -> Any:
+        ref = jax.new_ref(0.0)
+
+        @jax.jit
+        def store(ref: Any, x: Any) -> Any:
+            ref[...] += x
+
+        store(ref, x)
+        lax.fori_loop(0, 3, lambda i, _: ref.__setitem__(..., ref[...] * 2), None)
+        lax.cond(x > 1, lambda: ref.__setitem__(..., -ref[...]), lambda: None)
+        return ref[...]
+
+    np.testing.assert_allclose(minibatch.vmap(fun)(jnp.arange(3.0)), [0, 8, -16])
+
+
+def test_gradient_through_a_reference() -> None:
+    def cube(x: Any) -> Any:
+        ref = jax.new_ref(x)
+        ref[...] *= x
+        return ref[...] * x
+
+    x = jnp.arange(3.0)
+    np.testing.assert_allclose(minibatch.vmap(jax.grad(cube))(x), 3 * x**2)
+    np.testing.assert_allclose(jax.grad(lambda x: minibatch.vmap(cube)(x).sum())(x), 3 * x**2)
+
+
+def test_indices_that_differ_among_slices_and_integers() -> None:
+    x = np.arange(2 * 3 * 4 * 5.0, dtype="f").reshape(2, 3, 4, 5)
+
+    def fun(x: Any, i: Any) -> Any:
+        ref = jax.new_ref(x)
+        return ref[i], ref[:, i], ref[jnp.asarray([0, 2]), :, jnp.asarray([1, 0])], ref[i, :, jax.ds(i, 2)]
+
+    found = minibatch.vmap(fun, (3, 0))(np.moveaxis(x, 0, 3), jnp.arange(2))
+    wanted = [(row[i], row[:, i], row[[0, 2], :, [1, 0]], row[i, :, i : i + 2]) for i, row in enumerate(x)]
+    for found_part, wanted_part in zip(found, zip(*wanted, strict=True), strict=True):
+        np.testing.assert_allclose(found_part, np.stack(wanted_part))
+
+
+def test_reference_seen_through_more_than_an_index_says_so() -> None:
+    with pytest.raises(NotImplementedError, match="get of a reference seen through"):
+        minibatch.vmap(lambda x: jax.new_ref(x).at[1:].at[0][...])(jnp.ones((2, 3)))
