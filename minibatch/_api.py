@@ -131,7 +131,9 @@ class Vmapped(Generic[P, R]):
             raise _errors.nothing_mapped([])
         axes = tuple([d if d is None or d >= 0 else d + len(x.shape) for d, x in zip(axes, leaves, strict=True)])
         traced = tuple([d is not None or is_traced(x) for d, x in zip(axes, leaves, strict=True)])
-        axis = Axis(size, self._options["axis_name"], self._spmd_name(), _mesh_name(leaves, axes))
+        mesh_name = _axes.mesh_name(axes, leaves)
+        spmd_name = _axes.spmd_name(self._options["spmd_axis_name"], mesh_name)
+        axis = Axis(size, self._options["axis_name"], spmd_name, mesh_name)
         return Call(self._fun, leaves, in_tree, axes, traced, axis, self._out_axes)
 
     def _axes_of(self, args: tuple, kwargs: dict, leaves: list, in_tree: Any) -> tuple[int | None, ...]:
@@ -146,10 +148,6 @@ class Vmapped(Generic[P, R]):
         if not any(map(callable, tree_leaves((specs, by_name)))):
             self._axes_by_tree.put(in_tree, found)
         return found
-
-    def _spmd_name(self) -> tuple[Hashable, ...]:
-        name = self._options["spmd_axis_name"]
-        return () if name is None else name if isinstance(name, tuple) else (name,)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -184,16 +182,7 @@ def _is_static(arg: Any) -> bool:
 def _merge_parts(axes: list, leaves: list) -> list:
     """One axis for each leaf, from one for each array: a container mapped as a whole has the same for all its arrays."""
     rest = iter(axes)
-    return [[next(rest) for _ in parts(leaf)][0] for leaf in leaves]
-
-
-def _mesh_name(leaves: list, axes: tuple) -> Any:
-    """The explicit mesh axis that the mapped axis is sharded over, or None."""
-    names = {_jax.mesh_axis(x, d) for leaf, d in zip(leaves, axes, strict=True) if d is not None for x in parts(leaf)}
-    names.discard(None)
-    if len(names) > 1:
-        raise _errors.mesh_axes_differ(names)
-    return names.pop() if names else None
+    return [[next(rest) for _ in parts(leaf)].pop() for leaf in leaves]
 
 
 @overload
@@ -211,7 +200,7 @@ def vmap(
     axis_size: int | None = None,
     spmd_axis_name: Any = None,
     *,
-    compile: bool = True,  # noqa: A002 - the word users know
+    compile: bool = True,
 ) -> Any:
     """Map `fun` over an axis of its arguments.
 

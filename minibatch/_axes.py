@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -178,7 +178,7 @@ def _children(spec: Any, value: Any) -> list[tuple[Any, Any, str]] | None:
     if type(spec) is not type(value) and not _both_sequences(spec, value):
         return None
     specs, values = _one_level(spec), _one_level(value)
-    fits = [key for key, _ in specs] == [key for key, _ in values] or len(specs) == len(values) and _keyless(values)
+    fits = [key for key, _ in specs] == [key for key, _ in values] or (len(specs) == len(values) and _keyless(values))
     if hasattr(spec, "__dict__") and (not fits or _hides_axes(spec)):
         by_attribute = _attributes(spec, value, [child for _, child in values])
         if by_attribute is not None:
@@ -246,6 +246,36 @@ def size_of(axes: Sequence[int | None], leaves: Sequence[Any], axis_size: Any, n
     if leaves and not sizes:
         raise _errors.nothing_mapped(names())
     return sizes[0] if sizes else None
+
+
+def mesh_name(axes: Sequence[int | None], leaves: Sequence[Any]) -> Any:
+    """The axis of an explicit mesh that the lanes lie over, or None.
+
+    Raises:
+      Problem: mapped leaves lie over different ones, or a shared leaf over the same.
+    """
+    mapped = [x for d, leaf in zip(axes, leaves, strict=True) if d is not None for x in [_jax.mesh_axis(leaf, d)]]
+    if len(set(mapped)) > 1:
+        raise _errors.mesh_axes_differ(mapped)
+    name = mapped[0] if mapped else None
+    for d, leaf in zip(axes, leaves, strict=True):
+        if name is not None and d is None and _jax.uses_mesh_axis(leaf, name):
+            raise _errors.mesh_axis_in_use(leaf, name)
+    return name
+
+
+def spmd_name(given: Any, mesh_name: Any) -> tuple[Hashable, ...]:
+    """`spmd_axis_name` as a tuple; empty where the arguments say the same.
+
+    Raises:
+      Problem: they say something else.
+    """
+    name = () if given is None else given if isinstance(given, tuple) else (given,)
+    if name and mesh_name is not None:
+        if name != (mesh_name if isinstance(mesh_name, tuple) else (mesh_name,)):
+            raise _errors.mesh_axis_given_twice(given, mesh_name)
+        return ()
+    return name
 
 
 def leaf_names(fun: Callable, args: tuple, kwargs: dict) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ class Axis(NamedTuple):
     `manual`: inside a shard_map, the mesh axes over which the lanes lie, so that each shard has some of them.
     """
 
-    size: int
+    size: Any
     name: Hashable | None = None
     spmd_name: tuple[Hashable, ...] = ()
     mesh_name: Any = None
@@ -35,7 +35,7 @@ class Batched(NamedTuple):
     bdim: int
 
 
-def is_batched(x: Any) -> bool:
+def is_batched(x: Any) -> TypeGuard[Batched]:
     """Whether `x` differs by lane."""
     return type(x) is Batched
 
@@ -65,7 +65,7 @@ def front(x: Batched) -> Array:
     return move(x.value, x.bdim, 0)
 
 
-def lanes(axis: Axis, x: Batched | Array, bdim: int = 0) -> Array:
+def lanes(axis: Axis, x: Any, bdim: int = 0) -> Array:
     """`x` as a plain array with a batch dim at `bdim`: moved if batched, repeated if shared."""
     if is_batched(x):
         return move(x.value, x.bdim, bdim)
@@ -105,7 +105,8 @@ def _lifted(axis: Axis, sharding: Any, bdim: int) -> Any:
     """`sharding` of one lane's array, with a dimension for the lanes at `bdim`."""
     if not isinstance(sharding, NamedSharding):
         return sharding
-    return sharding.update(spec=_jax.with_lanes(sharding.spec, bdim, axis.mesh_name))
+    entry = _jax.explicit_names(sharding.mesh, axis.mesh_name)
+    return sharding.update(spec=_jax.with_lanes(sharding.spec, bdim, entry))
 
 
 def shift(dims: Iterable[int], bdim: int = 0) -> tuple[int, ...]:

@@ -26,12 +26,12 @@ class Program:
     The arrays that `fun` captured are arguments of it like the others. It keeps no argument of the call alive.
     """
 
-    def __init__(self, call: Call, traced: Traced, captured: Captured | None = None) -> None:
-        self.captured, self.outputs, self.out_tree = captured, traced.outputs, traced.out_tree
+    def __init__(self, call: Call, traced: Traced) -> None:
+        self.outputs, self.out_tree = traced.outputs, traced.out_tree
         consts, jaxpr = hoist(traced.jaxpr)
         self.consts = [_jax.as_argument(const) for const in consts]
         self.batched = BatchedFunction(call, jaxpr, traced.outputs)
-        self._compiles = _jax.can_be_lowered(jaxpr) and not any(isinstance(x, jax.core.Tracer) for x in self.consts)
+        self._compiles = _jax.can_be_lowered(jaxpr) and not any(_jax.is_tracer(x) for x in self.consts)
         self._takes_all = all(call.traced) and not any(map(_jax.is_vmappable, call.leaves))
         self._takes = [i for i, traced in enumerate(call.traced) if traced]
         self._gives_all = all(isinstance(out, Computed) and out.rebuild is None for out in self.outputs)
@@ -67,10 +67,8 @@ def _finish(output: Returned | Given | Computed, leaves: list, arrays: Iterator[
             return leaves[i]
         case Given(value):
             return value
-        case Computed(rebuild=None):
-            return next(arrays)
-        case Computed(count=count, rebuild=rebuild):
-            return rebuild([next(arrays) for _ in range(count)])
+        case Computed(rebuild=rebuild):
+            return rebuild([next(arrays) for _ in range(output.parts)]) if rebuild else next(arrays)
 
 
 class BatchedFunction:
@@ -82,7 +80,7 @@ class BatchedFunction:
     def __init__(self, call: Call, jaxpr: Any, outputs: Sequence[Returned | Given | Computed]) -> None:
         self.jaxpr, self.axis, self.axes = jaxpr, call.axis, tuple(call.array_axes())
         computed = [out for out in outputs if isinstance(out, Computed)]
-        self.specs = tuple((out.axis, out.path) for out in computed for _ in range(out.count))
+        self.specs = tuple((out.axis, out.path) for out in computed for _ in range(out.parts))
         self.__name__ = _errors.name_of(call.fun)
 
     def __call__(self, consts: Sequence[Any], arrays: Sequence[Any]) -> list:
@@ -115,7 +113,7 @@ def place(axis: Axis, out: Any, spec: Any, path: str) -> Any:
 
 
 class Programs:
-    """The programs of one mapped function."""
+    """The programs of one mapped function, each with what the function saw when it was traced."""
 
     def __init__(self, capacity: int = 128) -> None:
         self.kept = Latest(capacity)
@@ -124,20 +122,24 @@ class Programs:
         """The program for a call, traced if it is new; `bind` gives the call in full."""
         context = _jax.trace_context()
         key = in_tree, axes, leaf_keys(leaves, axes), context
-        program = self.kept.get(key)
-        if program is NEEDS_CONCRETE:
+        found = self.kept.get(key)
+        concrete = found is NEEDS_CONCRETE
+        if concrete:
             key = in_tree, axes, leaf_keys(leaves, axes, concrete=True), context
-            program = self.kept.get(key) or NEEDS_CONCRETE
-        if program is None or program is NEEDS_CONCRETE or program.captured.changed():
-            call = bind()
-            captured = Captured(call.fun)  # before the call: the function may itself set anew what it sees
-            used, traced = trace(call, concrete=program is NEEDS_CONCRETE)
-            captured.settle()
-            if used is not call and program is not NEEDS_CONCRETE:
-                self.kept.put(key, NEEDS_CONCRETE)
-                key = in_tree, axes, leaf_keys(leaves, axes, concrete=True), context
-            program = Program(used, traced, captured)
-            self.kept.put(key, program)
+            found = self.kept.get(key)
+        if found is not None:
+            captured, program = found
+            if not captured.changed():
+                return program
+        call = bind()
+        captured = Captured(call.fun)  # before the call: the function may itself set anew what it sees
+        used, traced = trace(call, concrete)
+        captured.settle()
+        if used is not call and not concrete:
+            self.kept.put(key, NEEDS_CONCRETE)
+            key = in_tree, axes, leaf_keys(leaves, axes, concrete=True), context
+        program = Program(used, traced)
+        self.kept.put(key, (captured, program))
         return program
 
 

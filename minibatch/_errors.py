@@ -96,12 +96,12 @@ def not_callable(fun: Any) -> TypeError:
 
 def not_an_axis(name: str, spec: Any, leaf: Any) -> TypeError:
     """`vmap(f, in_axes=0.5)`."""
-    what = "an int, None, a callable, or a (nested) container with those types as leaves"
     hint = f" Did you mean {name}={int(leaf)}?" if isinstance(leaf, (bool, np.bool_, np.integer)) and spec is leaf else ""
     if name == "in_axes" and type(leaf).__name__ == "if_batched":
         hint = " if_batched speaks of outputs; for arguments there is if_array."
     return TypeError(
-        f"vmap {name} must be {what}, but got {leaf!r} of type {type(leaf).__name__} in {name}={spec!r}.{hint}"
+        f"vmap {name} must be an int, None, or (nested) container with those types as leaves (or callables, asked for each "
+        f"leaf), but got {leaf!r} of type {type(leaf).__name__} in {name}={spec!r}.{hint}"
     )
 
 
@@ -134,8 +134,8 @@ def does_not_fit(spec: Any, value: Any, at_spec: str, at_value: str) -> Problem:
     kind = at_spec.partition("[")[0].partition(".")[0]
     return Problem(
         ValueError,
-        f"vmap {kind} specification must be a tree prefix of the corresponding value, "
-        f"but {at_spec} does not fit {at_value}:\n"
+        f"vmap {kind} specification must be a tree prefix of the corresponding value; {at_spec} does not fit {at_value}.\n"
+        f"  Mismatch details: {'different children' if type(spec) is type(value) else 'different types'}\n"
         f"  {at_spec} is {describe(spec)}\n"
         f"  {at_value} is {describe(value)}\n"
         f"{_what_fits(value, at_spec, at_value)}",
@@ -166,8 +166,8 @@ def axis_out_of_range(axis: int, leaf: Any, name: str) -> Problem:
     return Problem(
         ValueError,
         f"vmap was requested to map its argument along axis {axis}, which implies that its rank should be at least "
-        f"{axis + 1 if axis >= 0 else -axis}, but is only {len(shape)} (its shape is {shape}): {name} of type {_type_of(leaf)}. "
-        "Use None in in_axes for what all lanes share.",
+        f"{axis + 1 if axis >= 0 else -axis}, but is only {len(shape)} (its shape is {shape}): {name} of type "
+        f"{_type_of(leaf)}. Use None in in_axes for what all lanes share.",
     )
 
 
@@ -205,11 +205,31 @@ def sizes_differ(axes: Sequence[int | None], leaves: Sequence[Any], axis_size: A
     return Problem(ValueError, f"vmap got inconsistent sizes for array axes to be mapped:\n{listed}")
 
 
-def mesh_axes_differ(names: Any) -> Problem:
+def mesh_axes_differ(names: Sequence[Any]) -> Problem:
     """Arguments whose lanes are sharded over different axes of an explicit mesh."""
-    listed = " and ".join(sorted(map(repr, names)))
+    listed = " vs ".join(dict.fromkeys(map(repr, names)))
     return Problem(
-        ValueError, f"Mapped away dimension of inputs passed to vmap should be sharded the same. Got lanes sharded over {listed}."
+        ValueError,
+        "Mapped away dimension of inputs passed to vmap should be sharded the same. Got inconsistent axis specs: "
+        f"{listed}. Reshard one of them with jax.reshard.",
+    )
+
+
+def mesh_axis_in_use(leaf: Any, name: Any) -> Problem:
+    """A shared argument sharded over the mesh axis that the lanes lie over."""
+    return Problem(
+        ValueError,
+        "Unmapped values passed to vmap cannot be sharded along the mesh axis you are vmapping over. "
+        f"Got type {describe(leaf)}, and lanes over {name!r}. Reshard it with jax.reshard.",
+    )
+
+
+def mesh_axis_given_twice(given: Any, name: Any) -> Problem:
+    """`spmd_axis_name` with arguments that say otherwise."""
+    return Problem(
+        ValueError,
+        "Only one of spmd_axis_name or arrays sharded on `Explicit` mesh axis type is allowed. "
+        f"Got spmd_axis_name={given!r}, and arrays whose lanes lie over {name!r}.",
     )
 
 

@@ -20,13 +20,14 @@ from jax._src.config import trace_context as _trace_context
 from jax._src.core import DropVar, trace_state_clean, valid_jaxtype
 from jax._src.custom_batching import custom_vmap_p as _custom_vmap_p
 from jax._src.effects import JaxprInputEffect
+from jax._src.indexing import Slice
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters.partial_eval import DynamicJaxprTracer, convert_constvars_jaxpr
-from jax._src.sharding_impls import UNSPECIFIED, UnspecifiedValue
+from jax._src.named_sharding import UNSPECIFIED, UnspecifiedValue
 from jax._src.source_info_util import is_user_filename, user_frame
 from jax._src.state.discharge import discharge_state as _discharge_state
-from jax._src.state.indexing import NDIndexer, Slice
+from jax._src.state.indexing import NDIndexer
 from jax._src.traceback_util import register_exclusion as _hide_frames
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var, gensym
@@ -38,7 +39,8 @@ from jax.extend.source_info_util import (
     transform_name_stack,
     user_context,
 )
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.ref import Ref
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 __all__ = [
     "ArrayImpl", "ClosedJaxpr", "DropVar", "Jaxpr", "JaxprEqn", "Literal", "NDIndexer", "Primitive", "Slice", "Var",
@@ -56,7 +58,7 @@ ONE_JAXPR_CLASS = ClosedJaxpr is Jaxpr  # since 0.11: a Jaxpr carries its own co
 
 def trace_context() -> Any:
     """What JAX's configuration says that a traced program depends on, and ours beside."""
-    return _trace_context(), jax.config.jax_debug_nans, jax.config.jax_debug_infs
+    return _trace_context(), _config.debug_nans.value, _config.debug_infs.value
 
 
 def hide(file: str) -> None:
@@ -119,7 +121,7 @@ def aval_key(x: Any) -> Any:
 
 def mesh_axis(x: Any, axis: int) -> Any:
     """The explicit mesh axis over which dimension `axis` of `x` is sharded, or None."""
-    spec = getattr(getattr(aval_of(x), "sharding", None), "spec", ())
+    spec = getattr(getattr(aval_of(x), "sharding", None), "spec", ()) if valid_jaxtype(x) else ()
     return spec[axis] if axis < len(spec) else None
 
 
@@ -142,14 +144,36 @@ def varying_aval(aval: Any, names: Iterable[Any]) -> Any:
     return aval.update(manual_axis_type=mat.update(varying=mat.varying | frozenset(names)))
 
 
+def uses_mesh_axis(x: Any, name: Any) -> bool:
+    """Whether some dimension of `x` is sharded over an explicit mesh axis in `name`."""
+    spec = getattr(getattr(aval_of(x), "sharding", None), "spec", ()) if valid_jaxtype(x) else ()
+    return bool({n for part in spec for n in _names_in(part)} & set(_names_in(name)))
+
+
+def explicit_names(mesh: Any, name: Any) -> tuple:
+    """Those of the mesh axes in `name` that are explicit in `mesh`."""
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    return tuple(n for n in _names_in(name) if kinds.get(n) == AxisType.Explicit)
+
+
 def as_argument(const: Any) -> Any:
     """A const of a jaxpr as an argument for a compiled program."""
-    return const if isinstance(const, (jax.Array, jax.core.Tracer)) or is_ref(const) else jnp.asarray(const)
+    return const if isinstance(const, jax.Array) or is_ref(const) else jnp.asarray(const)
+
+
+def is_tracer(x: Any) -> bool:
+    """Whether `x` is a value of a trace under way."""
+    return isinstance(x, _core.Tracer)
+
+
+def watches_nans() -> bool:
+    """Whether JAX is told to raise at every NaN or infinity."""
+    return _config.debug_nans.value or _config.debug_infs.value
 
 
 def is_ref(x: Any) -> bool:
     """Whether `x` is a mutable array reference."""
-    return isinstance(x, jax.ref.Ref)
+    return isinstance(x, Ref)
 
 
 # --- equations --------------------------------------------------------------------------------------------------------
@@ -158,8 +182,9 @@ def is_ref(x: Any) -> bool:
 REDUCERS = ("reduce", "scatter", "select_and_scatter")  # first-order all the same: a jaxpr of theirs is of two scalars
 
 
-def rebind(eqn: Any, *values: Any, **changed: Any) -> list:
-    """The same equation on `values`, with these params changed. Always a list of results."""
+def rebind(eqn: Any, *operands: Any, **changed: Any) -> list:
+    """The same equation on `operands`, with these params changed. Always a list of results."""
+    values: Sequence[Any] = operands
     params = {**eqn.params, **changed} if changed else eqn.params
     if _config._check_vma.value and (eqn.primitive.name.startswith(REDUCERS) or not any(_core.jaxprs_in_params(params))):
         values = _core.auto_insert_reshard(*values)  # a shared operand may vary over fewer manual mesh axes
@@ -438,7 +463,7 @@ def is_vmappable(x: Any) -> bool:
 
 def vmappable_to_lane(x: Any, axis: int, arrays: Iterator[Any]) -> Any:
     """One lane of `x`, made of `arrays`: its leaves as one lane sees them, in order."""
-    return _batching.to_elt_handlers[type(x)](lambda leaf, axis: next(arrays), None, x, axis)
+    return _batching.to_elt_handlers[type(x)](lambda leaf, axis: next(arrays), lambda: next(arrays), x, axis)
 
 
 def vmappable_from_lane(x: Any, axis: int | None, size: int, arrays: Iterator[Any]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import threading
 import types
@@ -134,5 +133,6 @@ def static_key(x: Any, depth: int = 4) -> Hashable:
             return type(x), static_key(x.__func__), static_key(x.__self__, depth - 1)
     attributes = () if isinstance(x, IDENTITIES) or not depth else getattr(x, "__dict__", {}).items()
     inside = tuple((name, static_key(value, depth - 1)) for name, value in attributes)
-    by_value = dataclasses.is_dataclass(x) and type(x).__dataclass_params__.frozen and type(x).__hash__ is not None
+    params = getattr(type(x), "__dataclass_params__", None)
+    by_value = params is not None and params.frozen and type(x).__hash__ is not None
     return type(x), None if by_value else Same(x), inside

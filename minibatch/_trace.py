@@ -70,7 +70,7 @@ class Computed(NamedTuple):
 
     axis: Any
     path: str
-    count: int = 1
+    parts: int = 1
     rebuild: Callable | None = None
 
 
@@ -156,7 +156,8 @@ def read_outputs(call: Call, leaves: Sequence[Any], out: Any) -> tuple[list, Any
     paths = [jax.tree_util.keystr(path) for path, _ in tree_flatten_with_path(out, is_leaf=whole)[0]]
     arrays, outputs = [], []
     for leaf, path in zip(flat, paths, strict=True):
-        axis = [next(axes) for _ in parts(leaf)][0] if parts(leaf) else None
+        asked = [next(axes) for _ in parts(leaf)]
+        axis = asked[0] if asked else None
         output = _read_output(call, leaves, leaf, axis, path)
         if isinstance(output, Computed):
             arrays += parts(leaf)
@@ -178,7 +179,7 @@ def _read_output(call: Call, leaves: Sequence[Any], leaf: Any, axis: Any, path: 
     for i, known in enumerate(leaves):
         if known is leaf and _same_axis(call.axes[i], axis, rank):
             return Returned(i)
-    if axis is None and not isinstance(leaf, jax.core.Tracer):
+    if axis is None and not _jax.is_tracer(leaf):
         return Given(leaf)
     return Computed(axis, path)
 

@@ -27,7 +27,7 @@ class Draw(NamedTuple):
         if self.make is not None:
             return self.make(rng, size)
         shape, dtype = (size, *self.shape), jnp.dtype(self.dtype)
-        if dtype == bool:
+        if dtype.kind == "b":
             return jnp.asarray(rng.random(shape) < 0.5)
         if jnp.issubdtype(dtype, jnp.integer):
             return jnp.asarray(rng.integers(int(self.low), int(self.high), shape), dtype)

@@ -108,7 +108,7 @@ def test_captured_arrays_are_arguments_of_the_program(inner):
     big, other = jnp.ones((1000, 4)), jnp.ones(4)
     f = vmap(lambda x: inner(lambda x: (big @ (x + other)).sum())(x))
     np.testing.assert_allclose(f(X), (X + 1).sum(1) * 1000)
-    (program,) = f._programs.kept.values()
+    ((_, program),) = f._programs.kept.values()
     assert sorted(c.shape for c in program.consts) == [(4,), (1000, 4)]
     lowered = program.compiled.lower(program.consts, [jnp.asarray(X)])
     assert len(lowered.as_text()) < 10_000, "no large constant in the program"
@@ -231,11 +231,12 @@ def test_no_argument_is_kept_alive():
 
 
 def test_a_mapped_function_and_its_captives_can_be_freed():
-    w = jnp.ones(4)
-    f = vmap(lambda x: x * w)
-    f(X)
-    alive = weakref.ref(w)
-    del f, w
+    def fresh():
+        w = jnp.ones(4)
+        vmap(lambda x: x * w)(X)
+        return weakref.ref(w)
+
+    alive = fresh()
     gc.collect()
     assert alive() is None
 
@@ -246,9 +247,12 @@ def test_a_fresh_function_is_not_compiled_again():
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, duration, **_: compiled.append(event) if event.endswith("backend_compile_duration") else None
     )
+
+    def fresh(step):
+        return vmap(lambda x: jax.nn.relu(x * w) * step)
+
     for step in range(4):
-        f = vmap(lambda x, step=jnp.float32(step): jax.nn.relu(x * w) * step)
-        np.testing.assert_allclose(f(X), X * step)
+        np.testing.assert_allclose(fresh(jnp.float32(step))(X), X * step)
         if step == 0:
             compiled.clear()
     jax.monitoring.clear_event_listeners()
@@ -259,16 +263,19 @@ def test_a_captured_array_rebound_is_not_compiled_again():
     w = jnp.ones(4)
     f = vmap(lambda x: x * w)
     f(X)
-    first = f._programs.kept.values()[0].compiled
+    first = f._programs.kept.values()[0][1].compiled
     w = jnp.full(4, 2.0, jnp.float32)
     np.testing.assert_allclose(f(X), X * 2)
-    assert f._programs.kept.values()[0].compiled is first
+    assert f._programs.kept.values()[0][1].compiled is first
 
 
 def test_programs_that_differ_in_an_inner_const_are_told_apart():
+    def fresh(k):
+        inner = jax.jit(lambda x: x * k)
+        return vmap(lambda x: inner(x))
+
     for k in (1.0, 2.0):
-        inner = jax.jit(lambda x, k=jnp.full(4, k): x * k)
-        np.testing.assert_allclose(vmap(lambda x: inner(x))(X), X * k)
+        np.testing.assert_allclose(fresh(jnp.full(4, k))(X), X * k)
 
 
 def test_threads():

@@ -56,24 +56,24 @@ class Host:
 
 def test_operand_shared_by_all_lanes_stays_shared_in_a_mapped_cond() -> None:
     w = jnp.ones((5, 5))
-    f = lambda x, w: lax.cond(x > 0, lambda x, w: x * (w @ w).sum(), lambda x, w: x, x, w)  # noqa: E731
+    f = lambda x, w: lax.cond(x > 0, lambda x, w: x * (w @ w).sum(), lambda x, w: x, x, w)
     assert not any(shape[1:] == (5, 5) for shape in shapes(vmap(f, (0, None)).jaxpr(X, w)))
 
 
 def test_cond_on_what_all_lanes_share_stays_a_cond() -> None:
-    f = lambda x, w: lax.cond(w > 0, jnp.sin, jnp.cos, x)  # noqa: E731
+    f = lambda x, w: lax.cond(w > 0, jnp.sin, jnp.cos, x)
     found = primitives(vmap(f, (0, None)).jaxpr(X, jnp.float32(1)))
     assert found["cond"] == 1 and found["select_n"] == 0
 
 
 def test_output_that_no_branch_makes_differ_stays_shared() -> None:
-    f = lambda x, w: lax.cond(w > 0, lambda: (x, w, w), lambda: (w, w + 1, x))  # noqa: E731
+    f = lambda x, w: lax.cond(w > 0, lambda: (x, w, w), lambda: (w, w + 1, x))
     out = vmap(f, (0, None), minibatch.if_batched(0))(X, jnp.float32(1))
     assert [y.shape for y in out] == [(4,), (), (4,)]
 
 
 def test_output_that_every_branch_hands_through_is_the_operand() -> None:
-    f = lambda x, w: lax.cond(x > 0, lambda w: (w, x), lambda w: (w, -x), w)  # noqa: E731
+    f = lambda x, w: lax.cond(x > 0, lambda w: (w, x), lambda w: (w, -x), w)
     kept, _ = vmap(f, (0, None), minibatch.if_batched(0))(X, jnp.ones(3))
     assert kept.shape == (3,)
 
@@ -87,14 +87,14 @@ def test_carry_that_no_step_makes_differ_stays_shared() -> None:
 
 
 def test_carry_handed_through_a_loop_whose_lanes_diverge_stays_shared() -> None:
-    f = lambda n, w: lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1]), (0, w))  # noqa: E731
+    f = lambda n, w: lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1]), (0, w))
     n, w = vmap(f, (0, None), minibatch.if_batched(0))(jnp.arange(4), jnp.ones(2))
     np.testing.assert_array_equal(n, [0, 1, 2, 3])
     assert w.shape == (2,)
 
 
 def test_scanned_arrays_are_not_moved() -> None:
-    f = lambda xs: lax.scan(lambda c, x: (c + x.sum(), None), 0.0, xs)[0]  # noqa: E731
+    f = lambda xs: lax.scan(lambda c, x: (c + x.sum(), None), 0.0, xs)[0]
     assert primitives(vmap(f, in_axes=1).jaxpr(jnp.ones((5, 4, 2))))["transpose"] == 0
     assert primitives(vmap(f, in_axes=2).jaxpr(jnp.ones((5, 2, 4))))["transpose"] == 0
 
@@ -104,7 +104,7 @@ def test_scanned_arrays_are_not_moved() -> None:
 
 def test_untaken_branch_with_a_host_call_is_not_run() -> None:
     host = Host()
-    ask = lambda x: jax.pure_callback(host, jax.ShapeDtypeStruct((), jnp.float32), x, vmap_method="sequential")  # noqa: E731
+    ask = lambda x: jax.pure_callback(host, jax.ShapeDtypeStruct((), jnp.float32), x, vmap_method="sequential")
     f = vmap(lambda x: lax.cond(x > 5, ask, lambda x: x, x))
     np.testing.assert_array_equal(f(X[:3]), X[:3])
     assert host.seen() == []
@@ -113,15 +113,15 @@ def test_untaken_branch_with_a_host_call_is_not_run() -> None:
 
 
 def test_loop_in_a_branch_ends_though_it_would_not_for_other_lanes() -> None:
-    countdown = lambda n: lax.while_loop(lambda n: n != 0, lambda n: n - 2, n)  # noqa: E731
-    f = lambda n: lax.cond(n % 2 == 0, countdown, lambda n: n, n)  # noqa: E731
+    countdown = lambda n: lax.while_loop(lambda n: n != 0, lambda n: n - 2, n)
+    f = lambda n: lax.cond(n % 2 == 0, countdown, lambda n: n, n)
     np.testing.assert_array_equal(vmap(f)(jnp.asarray([4, 3, 1])), [0, 3, 1])
     np.testing.assert_array_equal(vmap(f)(jnp.asarray([5, 3, 1])), [5, 3, 1])
 
 
 def test_loop_in_a_loop_ends_though_it_would_not_for_lanes_that_have_stopped() -> None:
-    inner = lambda n: lax.while_loop(lambda k: k != 0, lambda k: k - 2, n)  # noqa: E731
-    f = lambda n: lax.while_loop(lambda s: s[0] % 2 == 0, lambda s: (s[0] + 1 + inner(s[0]), s[1] + 1), (n, 0))  # noqa: E731
+    inner = lambda n: lax.while_loop(lambda k: k != 0, lambda k: k - 2, n)
+    f = lambda n: lax.while_loop(lambda s: s[0] % 2 == 0, lambda s: (s[0] + 1 + inner(s[0]), s[1] + 1), (n, 0))
     np.testing.assert_array_equal(vmap(f)(jnp.asarray([3, 4, 7]))[1], [0, 1, 0])
 
 
@@ -148,9 +148,9 @@ def test_gradient_has_no_nan_from_a_branch_not_taken(order: int) -> None:
     def lanes(x: Any) -> Any:
         return jnp.asarray([g(v) for v in x])
 
-    f = lambda x: root(x, 1.0)  # noqa: E731
+    f = lambda x: root(x, 1.0)
     g = jax.grad(f) if order == 1 else jax.grad(jax.grad(f))
-    total = lambda x: vmap(f)(x).sum()  # noqa: E731
+    total = lambda x: vmap(f)(x).sum()
     mapped = jax.grad(total) if order == 1 else lambda x: jax.grad(lambda x: jax.grad(total)(x).sum())(x)
     np.testing.assert_allclose(mapped(X), lanes(X), rtol=1e-6)
     np.testing.assert_allclose(vmap(g)(X), lanes(X), rtol=1e-6)
@@ -160,16 +160,16 @@ def test_gradient_has_no_nan_from_a_branch_not_taken(order: int) -> None:
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("x", [X, X[:2]], ids=["some", "none"])
 def test_gradient_of_shared_operand_has_no_nan_from_a_branch_not_taken(order: int, x: Any) -> None:
-    f = lambda x, w: lax.cond(x > 0, lambda w: x * jnp.sqrt(w), lambda w: w * x, w)  # noqa: E731
-    total = lambda w: vmap(f, (0, None))(x, w).sum()  # noqa: E731
-    each = lambda w: sum(f(v, w) for v in x)  # noqa: E731
+    f = lambda x, w: lax.cond(x > 0, lambda w: x * jnp.sqrt(w), lambda w: w * x, w)
+    total = lambda w: vmap(f, (0, None))(x, w).sum()
+    each = lambda w: sum(f(v, w) for v in x)
     w = jnp.float32(0.0 if len(x) == 2 else 4.0)
     g, h = (jax.grad(total), jax.grad(each)) if order == 1 else (jax.grad(jax.grad(total)), jax.grad(jax.grad(each)))
     np.testing.assert_allclose(g(w), h(w), rtol=1e-6)
 
 
 def test_derivatives_along_a_loop_whose_lanes_diverge() -> None:
-    f = lambda n, x: lax.fori_loop(0, n, lambda i, x: jnp.sin(x) * 2, x)  # noqa: E731
+    f = lambda n, x: lax.fori_loop(0, n, lambda i, x: jnp.sin(x) * 2, x)
     n, x = jnp.asarray([0, 3, 1]), jnp.asarray([0.1, 0.2, 0.3])
     _, found = jax.jvp(lambda x: vmap(f)(n, x), (x,), (jnp.ones(3),))
     wanted = [jax.jvp(lambda x, k=k: f(k, x), (v,), (1.0,))[1] for k, v in zip(n, x, strict=True)]
@@ -205,7 +205,7 @@ def test_prints_in_a_loop_are_for_lanes_that_have_not_stopped_and_in_order() -> 
 
 def test_host_is_asked_only_for_the_lanes_that_take_the_branch() -> None:
     host = Host(lambda x: 100 * x)
-    ask = lambda x: jax.experimental.io_callback(host, jax.ShapeDtypeStruct((), jnp.float32), x)  # noqa: E731
+    ask = lambda x: jax.experimental.io_callback(host, jax.ShapeDtypeStruct((), jnp.float32), x)
     np.testing.assert_allclose(vmap(lambda x: lax.cond(x > 0, ask, lambda x: x, x))(X), [-1, 0, 400, 900])
     assert host.seen() == [4.0, 9.0]
 
@@ -259,14 +259,14 @@ def test_refs_made_inside_go_through_loops() -> None:
 
 
 def test_lanes_meet_in_loops_and_in_branches_that_all_of_them_take() -> None:
-    total = lambda x: lax.scan(lambda c, _: (lax.psum(c, "i"), None), x, None, length=2)[0]  # noqa: E731
+    total = lambda x: lax.scan(lambda c, _: (lax.psum(c, "i"), None), x, None, length=2)[0]
     np.testing.assert_allclose(vmap(total, axis_name="i")(X), [48.0] * 4)
-    branch = lambda x, w: lax.cond(w > 0, lambda: lax.pmax(x, "i"), lambda: x)  # noqa: E731
+    branch = lambda x, w: lax.cond(w > 0, lambda: lax.pmax(x, "i"), lambda: x)
     np.testing.assert_allclose(vmap(branch, (0, None), axis_name="i")(X, 1.0), [9.0] * 4)
 
 
 def test_axis_index_makes_lanes_differ_where_all_operands_are_shared() -> None:
-    f = lambda x, w: (  # noqa: E731
+    f = lambda x, w: (
         lax.fori_loop(0, 3, lambda i, c: c + lax.axis_index("i"), w),
         lax.while_loop(lambda c: c < lax.axis_index("i"), lambda c: c + 1, w),
         jax.jit(lambda w: w + lax.axis_index("i"))(w),
@@ -284,8 +284,8 @@ def test_cheap_branches_are_not_guarded() -> None:
 
 
 def test_equations_do_not_grow_with_the_lanes() -> None:
-    f = lambda n, x: lax.cond(n > 1, lambda x: lax.fori_loop(0, n, lambda i, x: x * 2, x), lambda x: x, x)  # noqa: E731
-    count = lambda size: primitives(vmap(f).jaxpr(jnp.arange(size), jnp.ones(size))).total()  # noqa: E731
+    f = lambda n, x: lax.cond(n > 1, lambda x: lax.fori_loop(0, n, lambda i, x: x * 2, x), lambda x: x, x)
+    count = lambda size: primitives(vmap(f).jaxpr(jnp.arange(size), jnp.ones(size))).total()
     assert count(3) == count(300)
 
 

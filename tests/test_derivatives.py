@@ -59,13 +59,15 @@ def given(axes: tuple) -> tuple:
 
 @RULED
 @AXES
-@pytest.mark.parametrize("around", [lambda f: f, jax.jit, jax.checkpoint, lambda f: vmap(f, compile=False)], ids=["", "jit", "remat", "vmap"])
+@pytest.mark.parametrize(
+    "around", [lambda f: f, jax.jit, jax.checkpoint, lambda f: vmap(f, compile=False)], ids=["", "jit", "remat", "vmap"]
+)
 def test_rule_is_used_in_gradients_of_the_map(f: Callable, axes: tuple, around: Callable) -> None:
     args = given(axes)
     if around is jax.checkpoint or around is jax.jit:
-        total = lambda x, k: around(vmap(f, axes))(x, k).sum()  # noqa: E731
+        total = lambda x, k: around(vmap(f, axes))(x, k).sum()
     else:
-        total = lambda x, k: vmap(f, axes)(x, k).sum()  # noqa: E731
+        total = lambda x, k: vmap(f, axes)(x, k).sum()
     for g, wanted in zip(jax.grad(total, (0, 1))(*args), gradients(f, args, axes), strict=True):
         np.testing.assert_allclose(g, wanted, rtol=1e-5)
 
@@ -105,13 +107,13 @@ def test_rule_is_used_inside(f: Callable, axes: tuple, inner: str) -> None:
 
 @RULED
 def test_rule_is_used_in_second_derivatives(f: Callable) -> None:
-    f = lambda x, k, f=f: f(x * x, k) * x  # noqa: E731
+    f = lambda x, k, f=f: f(x * x, k) * x
     each = jax.grad(jax.grad(f))
     wanted = [each(x, k) for x, k in zip(X, K, strict=True)]
     np.testing.assert_allclose(vmap(each)(X, K), wanted, rtol=1e-5)
-    total = lambda x: vmap(f)(x, K).sum()  # noqa: E731
+    total = lambda x: vmap(f)(x, K).sum()
     np.testing.assert_allclose(jax.grad(lambda x: jax.grad(total)(x).sum())(X), wanted, rtol=1e-5)
-    inner = lambda x: vmap(jax.grad(f))(x, K).sum()  # noqa: E731
+    inner = lambda x: vmap(jax.grad(f))(x, K).sum()
     np.testing.assert_allclose(jax.jit(jax.grad(inner))(X), wanted, rtol=1e-5)
 
 
@@ -122,7 +124,7 @@ def test_tangents_use_the_rule() -> None:
 
 
 def test_forward_rule_may_leave_an_argument_as_residual_and_an_integer_without_cotangent() -> None:
-    f = lambda x, k, n: sum(map(jnp.sum, cases.calls.scaled(x, k, n)))  # noqa: E731
+    f = lambda x, k, n: sum(map(jnp.sum, cases.calls.scaled(x, k, n)))
     x, n = jnp.stack([X, X + 1]), jnp.asarray([2, 3])
     found = jax.grad(lambda x, k: vmap(f, (0, None, 0))(x, k, n).sum(), (0, 1))(x, 2.0)
     each = [jax.grad(f, (0, 1))(x[i], 2.0, n[i]) for i in range(2)]
@@ -167,7 +169,7 @@ def test_backward_rule_that_ignores_its_cotangent_counts_once_for_each_lane() ->
         return x * k
 
     f.defvjp(lambda x, k: (x * k, None), lambda _, ct: (ct, jnp.float32(5)))
-    total = lambda k: vmap(f, (0, None))(X, k).sum()  # noqa: E731
+    total = lambda k: vmap(f, (0, None))(X, k).sum()
     assert jax.grad(total)(2.0) == sum(jax.grad(f, 1)(x, 2.0) for x in X)
 
 
@@ -179,7 +181,7 @@ def test_collectives_in_rules_meet_over_the_mapped_axis() -> None:
     meaned.defvjp(lambda x: (x, None), lambda _, ct: (lax.pmean(ct, "i"),))
     found = jax.grad(lambda x: (vmap(meaned, axis_name="i")(x) * K).sum())(X)
     np.testing.assert_allclose(found, [K.mean()] * 3, rtol=1e-6)
-    shared = lambda w: vmap(lambda x, w: meaned(w) * x, (0, None), axis_name="i")(X, w).sum()  # noqa: E731
+    shared = lambda w: vmap(lambda x, w: meaned(w) * x, (0, None), axis_name="i")(X, w).sum()
     np.testing.assert_allclose(jax.grad(shared)(2.0), X.sum(), rtol=1e-6)
 
     @jax.custom_jvp
@@ -193,7 +195,7 @@ def test_collectives_in_rules_meet_over_the_mapped_axis() -> None:
 
 
 def test_linearized_function_with_a_backward_rule_transposes() -> None:
-    push = lambda x, t: jax.linearize(lambda x: scaled(x, 2.0), x)[1](t)  # noqa: E731
+    push = lambda x, t: jax.linearize(lambda x: scaled(x, 2.0), x)[1](t)
     (found,) = jax.linear_transpose(lambda t: vmap(push)(X, t), X)(K)
     np.testing.assert_allclose(found, 7 * K, rtol=1e-6)
     (found,) = jax.linear_transpose(lambda t: vmap(push, (0, None))(X, t), 1.0)(K)
@@ -227,7 +229,7 @@ def test_forward_rule_optimized_for_remat_is_dropped_where_its_residuals_are_not
 
 @pytest.mark.parametrize("axes", [(0, 0), (0, None), (None, 0)])
 def test_linear_solve_is_differentiated_by_its_own_rule(axes: tuple) -> None:
-    f = lambda a, b: jnp.sin(cases.calls.solve(a, b)[0]).sum()  # noqa: E731
+    f = lambda a, b: jnp.sin(cases.calls.solve(a, b)[0]).sum()
     a, b = jnp.arange(12.0).reshape(3, 2, 2) / 8, jnp.stack([X[:2], X[1:], K[:2]])
     args = tuple(v if axis == 0 else v[0] for v, axis in zip((a, b), axes, strict=True))
     found = jax.grad(lambda *args: vmap(f, axes)(*args).sum(), (0, 1))(*args)
@@ -254,7 +256,9 @@ def noted() -> tuple[Callable, list]:
     return f, asked
 
 
-@pytest.mark.parametrize("inner", [lambda f: f, jax.jit, lambda f: lambda x, k: lax.scan(lambda c, _: (c, f(c, k)), x, None, 1)[1][0]])
+@pytest.mark.parametrize(
+    "inner", [lambda f: f, jax.jit, lambda f: lambda x, k: lax.scan(lambda c, _: (c, f(c, k)), x, None, 1)[1][0]]
+)
 def test_rule_for_many_lanes_is_used_under_reverse_mode(inner: Callable) -> None:
     f, asked = noted()
     wanted = 2 * jnp.cos(X)

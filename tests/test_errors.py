@@ -33,20 +33,20 @@ MESSAGES = [
     (
         lambda: vmap(two, in_axes=True),
         TypeError,
-        "vmap in_axes must be an int, None, a callable, or a (nested) container with those types as leaves, "
-        "but got True of type bool in in_axes=True. Did you mean in_axes=1?",
+        "vmap in_axes must be an int, None, or (nested) container with those types as leaves (or callables, asked for each "
+        "leaf), but got True of type bool in in_axes=True. Did you mean in_axes=1?",
     ),
     (
         lambda: vmap(two, in_axes=(0, 0.5)),
         TypeError,
-        "vmap in_axes must be an int, None, a callable, or a (nested) container with those types as leaves, "
-        "but got 0.5 of type float in in_axes=(0, 0.5).",
+        "vmap in_axes must be an int, None, or (nested) container with those types as leaves (or callables, asked for each "
+        "leaf), but got 0.5 of type float in in_axes=(0, 0.5).",
     ),
     (
         lambda: vmap(two, in_axes=if_batched(0)),
         TypeError,
-        "vmap in_axes must be an int, None, a callable, or a (nested) container with those types as leaves, "
-        "but got if_batched(axis=0) of type if_batched in in_axes=if_batched(axis=0). "
+        "vmap in_axes must be an int, None, or (nested) container with those types as leaves (or callables, asked for each "
+        "leaf), but got if_batched(axis=0) of type if_batched in in_axes=if_batched(axis=0). "
         "if_batched speaks of outputs; for arguments there is if_array.",
     ),
     (
@@ -73,7 +73,8 @@ MESSAGES = [
         lambda: vmap(apply, in_axes=({"w": 0, "q": None}, 0))({"w": A, "b": B}, A),
         ValueError,
         "vmap(apply, in_axes=({'w': 0, 'q': None}, 0)): vmap in_axes specification must be a tree prefix of the "
-        "corresponding value, but in_axes[0] does not fit args[0]:\n"
+        "corresponding value; in_axes[0] does not fit args[0].\n"
+        "  Mismatch details: different children\n"
         "  in_axes[0] is dict with children ['q'], ['w']\n"
         "  args[0] is dict with children ['b'], ['w']\n"
         "At in_axes[0] there may stand an int or None for everything below args[0], a callable asked for each leaf, or a "
@@ -83,7 +84,8 @@ MESSAGES = [
         lambda: vmap(apply, in_axes=({"w": (0, 1)}, 0))({"w": A}, A),
         ValueError,
         "vmap(apply, in_axes=({'w': (0, 1)}, 0)): vmap in_axes specification must be a tree prefix of the corresponding "
-        "value, but in_axes[0]['w'] does not fit args[0]['w']:\n"
+        "value; in_axes[0]['w'] does not fit args[0]['w'].\n"
+        "  Mismatch details: different types\n"
         "  in_axes[0]['w'] is tuple with children [0], [1]\n"
         "  args[0]['w'] is f32[4,3]\n"
         "args[0]['w'] is a leaf: at in_axes[0]['w'] there may stand an int, None or a callable.",
@@ -150,8 +152,9 @@ MESSAGES = [
     (
         lambda: vmap(pair, out_axes=(0, 0))(A),
         ValueError,
-        "vmap(pair, out_axes=(0, 0)): vmap out_axes specification must be a tree prefix of the corresponding value, but "
-        "out_axes does not fit the output:\n"
+        "vmap(pair, out_axes=(0, 0)): vmap out_axes specification must be a tree prefix of the corresponding value; "
+        "out_axes does not fit the output.\n"
+        "  Mismatch details: different types\n"
         "  out_axes is tuple with children [0], [1]\n"
         "  the output is dict with children ['p'], ['q']\n"
         "At out_axes there may stand an int or None for everything below the output, a callable asked for each leaf, or a "
@@ -232,13 +235,13 @@ def test_a_bad_call_leaves_nothing_half_done():
 
 
 def test_an_error_in_the_function_is_the_users_own():
-    class Own(Exception):
+    class OwnError(Exception):
         pass
 
     def broken(x):
-        raise Own("mine")
+        raise OwnError("mine")
 
-    with pytest.raises(Own, match="mine"):
+    with pytest.raises(OwnError, match="mine"):
         vmap(broken)(A)
 
 

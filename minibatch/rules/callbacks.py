@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -42,7 +43,7 @@ class EachLane:
 
 def is_key(x: Any) -> bool:
     """Whether `x` holds typed random keys, which NumPy cannot."""
-    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def empty(aval: Any) -> np.ndarray:
@@ -111,7 +112,7 @@ def debug_print(axis: Axis, eqn: Any, *operands: Any) -> list:
     if eqn.params["partitioned"]:
         return one_by_one(axis, eqn, *operands)
     each = EachLane(Again(eqn), tuple(map(is_batched, operands)))
-    jax.debug.callback(each, *apart(operands)[0], ordered=eqn.params["ordered"])
+    jax.debug.callback(each, *apart(operands)[0], ordered=eqn.params["ordered"])  # pyright: ignore[reportArgumentType] - what it returns is dropped
     return []
 
 

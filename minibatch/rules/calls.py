@@ -292,7 +292,7 @@ def custom_linear_solve(axis: Axis, eqn: Any, *operands: Any) -> list:
             given = [*bdims[start : start + count], *[0] * len(b)]
             auxiliary = [False] * (len(_jax.open_jaxpr(jaxpr).outvars) - len(b))
             jaxpr, found = batch_closed(axis, jaxpr, given, [*[True] * len(b), *auxiliary])
-            out_bdims = found if jaxpr is not None and len(lifted) == 2 else out_bdims
+            out_bdims = list(found) if jaxpr is not None and len(lifted) == 2 else out_bdims
         lifted.append(jaxpr)
     return together(rebind(eqn, *arrays, jaxprs=type(jaxprs)(*lifted)), out_bdims)
 
@@ -326,7 +326,7 @@ def custom_vmap_call(axis: Axis, eqn: Any, *operands: Any) -> list:
         )
     for x, flag in zip(outs, flags, strict=True):
         if flag and np.shape(x)[:1] != (axis.size,):
-            raise ValueError(f"custom vmap rule ({name}) says that an output of shape {np.shape(x)} has {axis.size} lanes in front.")
+            raise ValueError(f"custom vmap rule ({name}): an output of shape {np.shape(x)} has not {axis.size} lanes in front.")
     return [Batched(x, 0) if flag else x for x, flag in zip(outs, flags, strict=True)]
 
 

@@ -34,14 +34,16 @@ def free(rank: int, *taken: Any) -> list[int]:
     return [d for d in range(rank) if not any(d in dims for dims in taken)]
 
 
-def result_bdim(numbers: Any, x_rank: int, dx: int | None, dy: int | None) -> int:
+def result_bdim(numbers: Any, x_rank: int, dx: Any, dy: Any) -> int:
     """Where the result, [*batch, *free of x, *free of y], of a dot of one lane's x and y gets the lanes from `lift`."""
     (x_contract, y_contract), (x_batch, y_batch) = numbers
-    if dx is not None and dy is not None:
-        return 0
-    if dx is not None:
-        return len(x_batch) + len(free(dx, x_contract, x_batch))
-    return x_rank - len(x_contract) + len(free(dy, y_contract, y_batch))
+    match dx, dy:
+        case int(), int():
+            return 0
+        case int(), None:
+            return len(x_batch) + len(free(dx, x_contract, x_batch))
+        case _:
+            return x_rank - len(x_contract) + len(free(dy, y_contract, y_batch))
 
 
 def bdim_of(x: Any) -> int | None:

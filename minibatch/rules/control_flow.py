@@ -51,7 +51,7 @@ def while_(axis: Axis, eqn: Any, *operands: Any) -> list:
     def step(batched: tuple) -> tuple[Any, Sequence[int | None]]:
         return batch_closed(axis, eqn.params["body_jaxpr"], [*apart(body_consts)[1], *_in_front(batched)], batched)
 
-    body, batched = fixpoint(step, map(is_batched, carry))
+    body, batched = fixpoint(step, [*map(is_batched, carry)])
     condition, (bdim,) = batch_closed(axis, eqn.params["cond_jaxpr"], [*apart(cond_consts)[1], *_in_front(batched)])
     if bdim is not None or _jax.open_jaxpr(condition).outvars[0].aval.shape:
         if _jax.side_effects(eqn):
@@ -75,7 +75,7 @@ def scan(axis: Axis, eqn: Any, *operands: Any) -> list:
         body, bdims = batch_closed(axis, eqn.params["jaxpr"], given, [*batched, *ys])
         return (body, bdims[len(carry) :]), bdims[: len(carry)]
 
-    (body, y_slices), batched = fixpoint(step, map(is_batched, carry))
+    (body, y_slices), batched = fixpoint(step, [*map(is_batched, carry)])
     start = [lanes(axis, x) if b else x for x, b in zip(carry, batched, strict=True)]
     outs = rebind(eqn, *apart(consts)[0], *start, *apart(xs)[0], jaxpr=body)
     return together(outs, [*_in_front(batched), *(None if d is None else d + 1 for d in y_slices)])
@@ -113,7 +113,7 @@ def on_values(axis: Axis, eqn: Any, operands: Sequence[Any]) -> list:
       ValueError: lanes would write different values to a ref that they share.
     """
     known = {v: x for v, x in zip(eqn.invars, operands, strict=True) if not isinstance(v, _jax.Literal)}
-    refs = [x for x in known.values() if _jax.is_ref(x.value if is_batched(x) else x)]
+    refs: list[Any] = [x for x in known.values() if _jax.is_ref(x.value if is_batched(x) else x)]
     before = [Batched(x.value[...], x.bdim) if is_batched(x) else x[...] for x in refs]
     values = iter(before)
     outs = batch_jaxpr(axis, _jax.discharge(eqn), [next(values) if any(x is r for r in refs) else x for x in known.values()])

@@ -30,8 +30,8 @@ leading("bitcast_convert_type")  # its last dim may come or go with the width of
 def select_n(axis: Axis, eqn: Any, which: Any, *cases: Any) -> list:
     """[*s] or [], [*s]… -> [*s]   lifts to   [B, *s] or [], [B, *s]… -> [B, *s]."""
     bdim = next((x.bdim for x in (*cases, which) if is_batched(x)), 0)
-    cases = [lanes(axis, x, bdim) for x in cases]
-    return [Batched(out, bdim) for out in rebind(eqn, spread(axis, which, cases[0], bdim), *cases)]
+    values = [lanes(axis, x, bdim) for x in cases]
+    return [Batched(out, bdim) for out in rebind(eqn, spread(axis, which, values[0], bdim), *values)]
 
 
 @rule("clamp", anywhere=True)

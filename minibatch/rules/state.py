@@ -103,7 +103,7 @@ class Part(NamedTuple):
 
 def part_of(axis: Axis, eqn: Any, ref: Any, leaves: Sequence[Any]) -> Part:
     """The part of `ref` that all lanes together index."""
-    value, bdim = (ref.value, ref.bdim) if is_batched(ref) else (ref, None)
+    value, bdim = ref if is_batched(ref) else (ref, None)
     transforms = tree_unflatten(eqn.params["tree"], leaves)
     if not transforms:
         dims = list(range(len(value.shape) - 1))
@@ -113,7 +113,7 @@ def part_of(axis: Axis, eqn: Any, ref: Any, leaves: Sequence[Any]) -> Part:
     (indexer,) = transforms
     logical = dims_of(list(enumerate(indexer.indices)), [("index", i) for i in range(len(indexer.int_indexer_shape))])
     mapped = any(map(is_batched, leaves))
-    indices, shape, names = (with_lane_index if mapped else with_lane_slice)(axis, indexer, bdim)
+    indices, shape, names = (with_lane_index if mapped else with_lane_slice)(axis, indexer, bdim)  # pyright: ignore[reportArgumentType] - one of the two is mapped
     lifted = dataclasses.replace(indexer, indices=tuple(i for _, i in indices), shape=value.shape, int_indexer_shape=shape)
     leaves, tree = tree_flatten((lifted,))
     return Part(value, leaves, tree, dims_of(indices, names), logical)

@@ -50,10 +50,12 @@ def differentiable_if_any(taking: Array, operands: Sequence[Any], used: Sequence
     What no lane takes part in may run on values that it was not meant for, and send NaN back to them.
     """
     masked = [
-        use and isinstance(x, jax.core.Tracer) and jnp.issubdtype(x.dtype, jnp.inexact)
+        use and _jax.is_tracer(x) and jnp.issubdtype(x.dtype, jnp.inexact)
         for x, use in zip(operands, used, strict=True)
     ]
-    taken = jnp.any(taking) if any(masked) else None
+    if not any(masked):
+        return list(operands)
+    taken = jnp.any(taking)
     return [lax.select_n(taken, lax.stop_gradient(x), x) if mask else x for x, mask in zip(operands, masked, strict=True)]
 
 
@@ -89,7 +91,7 @@ def guarded(jaxpr: Any) -> bool:
     So it is if it holds a loop, a factorization or a call out of XLA, if it has many equations, or if JAX watches for
     every NaN. Other branches are cheaper run than skipped.
     """
-    return _weight(jaxpr) > MANY or jax.config.jax_debug_nans or jax.config.jax_debug_infs
+    return _weight(jaxpr) > MANY or _jax.watches_nans()
 
 
 def _weight(jaxpr: Any) -> int:

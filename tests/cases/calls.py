@@ -117,14 +117,14 @@ def linear(k, x):
 def solve(a, b, *, symmetric=False):
     """A solve with derivatives of its own, and auxiliary output."""
     a = a @ a.T / 4 + 2 * jnp.eye(2) if symmetric else a / 4 + 2 * jnp.eye(2)
-    by = lambda matvec, b: (jnp.linalg.inv(jax.jacobian(matvec)(b)) @ b, {"rounds": 3})  # noqa: E731
+    by = lambda matvec, b: (jnp.linalg.inv(jax.jacobian(matvec)(b)) @ b, {"rounds": 3})
     return lax.custom_linear_solve(lambda x: a @ x, b, by, by, symmetric=symmetric, has_aux=True)
 
 
 def root(a):
     """A root with a derivative of its own."""
-    f = lambda x: x**3 + x - a  # noqa: E731
-    step = lambda f, x: lax.fori_loop(0, 25, lambda i, x: x - f(x) / (3 * x**2 + 1), x)  # noqa: E731
+    f = lambda x: x**3 + x - a
+    step = lambda f, x: lax.fori_loop(0, 25, lambda i, x: x - f(x) / (3 * x**2 + 1), x)
     return lax.custom_root(f, jnp.zeros_like(a), step, lambda g, y: y / g(1.0))
 
 
@@ -150,20 +150,20 @@ CASES = [
     Case("closed_call", called, (f32(2), f32(2)), "closed_call eval_jaxpr"),
     Case("custom_jvp", bent, (f32(2), f32(2)), "custom_jvp_call", grad=True),
     Case("custom_jvp symbolic zeros", lambda x: applied(jnp.sin, x), (f32(2),), "custom_jvp_call", grad=True),
-    Case("custom_jvp in scan", lambda x, w: lax.scan(lambda c, _: (bent(c, w)[0], c), x, None, length=2), (f32(), f32()), grad=True),
+    Case("custom_jvp in scan", lambda x, w: lax.scan(lambda c, _: (bent(c, w)[0], c), x, None, 2), (f32(), f32()), grad=True),
     Case("custom_vjp", scaled, (f32(2), f32(), i32()), "custom_vjp_call", jax=False),
     Case("custom_vjp symbolic zeros", lambda x, w: summed(jnp.sin, x, w), (f32(2), f32(2)), "custom_vjp_call"),
     Case("custom_vjp optimized for remat", light, (f32(2), f32(2)), "remat_opt custom_vjp_call"),
     Case("custom_vmap", many, (f32(2), f32(2)), "custom_vmap_call", grad=True),
     Case("remarked", remarked, (f32(2), f32(2)), "compute_on xla_metadata_call", grad=True),
     Case("remat", block, (f32(2), f32(2, 2)), "remat2", grad=True),
-    Case("remat in scan", lambda x, w: lax.scan(lambda c, _: (block(c, w), None), x, None, length=2)[0], (f32(2), f32(2, 2)), grad=True),
+    Case("remat in scan", lambda x, w: lax.scan(lambda c, _: (block(c, w), 0), x, None, 2)[0], (f32(2), f32(2, 2)), grad=True),
     Case("remat differentiated", jax.grad(lambda x, w: block(x, w).sum()), (f32(2), f32(2, 2)), "remat2"),
     Case("custom_partitioning", parted, (f32(3), f32(3)), "custom_partitioning", jax=False),
     Case("composite", norm, (f32(3), f32(3)), "composite", jax=False),
     Case("linear_call", linear, (f32(2), f32(2)), "linear_call", jax=False),
     Case("custom_linear_solve", solve, (f32(2, 2), f32(2)), "custom_linear_solve", grad=True),
-    Case("custom_linear_solve symmetric", functools.partial(solve, symmetric=True), (f32(2, 2), f32(2)), "custom_linear_solve", grad=True),
+    Case("custom_linear_solve symmetric", functools.partial(solve, symmetric=True), (f32(2, 2), f32(2)), grad=True),
     Case("custom_root", root, (f32(),), "custom_jvp_call", grad=True),
     Case("call_exported", exported.call, (f32(2), f32(2)), "call_exported", jax=False),
 ]
