@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import dis
 import functools
+import os
+import sys
 import sysconfig
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
+from operator import attrgetter, is_, itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -24,27 +27,43 @@ import numpy as np
 
 MOST = 256
 MISSING = object()
-LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+SIZE = object()
+LIBRARIES = (
+    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+    os.path.dirname(__file__),
+)
 OPAQUE = (type, jax.Array, np.ndarray, np.generic, str, bytes, int, float, complex, type(None))
 
 
 class Slot(NamedTuple):
-    """A place where `value` was found: `read()` gives what is there now. Code calls it `name`, if it has one."""
+    """A place: what is at `key` of `container` (a cell, dict or list), or how long that is (SIZE). Code calls it `name`."""
 
-    read: Callable[[], Any]
+    container: Any
+    key: Any
     value: Any
     name: str
 
+    def now(self) -> Any:
+        """What is there now."""
+        if isinstance(self.container, types.CellType):
+            return contents(self.container)
+        if self.key is SIZE:
+            return len(self.container)
+        try:
+            return self.container[self.key]
+        except LookupError:
+            return MISSING
+
     def changed(self) -> bool:
         """Whether something else is there now."""
-        return self.read() is not self.value
+        return self.now() != self.value if self.key is SIZE else self.now() is not self.value
 
 
 class Captured:
     """The state that `fun` can see, as it is when this is made."""
 
     def __init__(self, fun: Callable) -> None:
-        self._slots: list[Slot] = []
+        self._slots: dict[tuple[int, Any], Slot] = {}
         self._codes: list[types.CodeType] = []
         queue, seen = deque([("", fun)]), {id(fun)}
         while queue and len(self._slots) < MOST:
@@ -52,17 +71,43 @@ class Captured:
                 if id(value) not in seen and not isinstance(value, OPAQUE):
                     seen.add(id(value))
                     queue.append((name, value))
+        self._checks: list[Check] = []
+        self._arrange()
 
     def changed(self) -> bool:
         """Whether anything was set anew since."""
-        return any([read() is not value for read, value, _ in self._slots])  # at every call: faster than one by one
+        try:
+            return not all([size in (None, len(x)) and all(map(is_, read(x), old)) for x, size, read, old in self._checks])
+        except (LookupError, ValueError):  # an entry is gone, or a variable unbound
+            return True
 
     def settle(self) -> None:
         """Called after `fun` ran: no longer watch what it set anew itself without ever reading it."""
-        written = {slot.name for slot in self._slots if slot.name and slot.changed()}
+        written = {slot.name for slot in self._slots.values() if slot.name and slot.changed()}
         if written:
             unread = {name for name in written if not any(_reads(code, name) for code in self._codes)}
-            self._slots = [slot for slot in self._slots if not (slot.name in unread and slot.changed())]
+            kept = {at: slot for at, slot in self._slots.items() if not (slot.name in unread and slot.changed())}
+            self._slots = kept
+            self._arrange()
+
+    def _arrange(self) -> None:
+        """The slots as checks, one for each container, that run without Python code for each slot."""
+        slots = list(self._slots.values())
+        cells = [slot for slot in slots if isinstance(slot.container, types.CellType)]
+        by_container: dict[int, list[Slot]] = {}
+        for slot in slots:
+            if not isinstance(slot.container, types.CellType):
+                by_container.setdefault(id(slot.container), []).append(slot)
+        self._checks = [Check([slot.container for slot in cells], None, _all_contents, [slot.value for slot in cells])]
+        for group in by_container.values():
+            entries = [slot for slot in group if slot.key is not SIZE]
+            sizes = [slot.value for slot in group if slot.key is SIZE]
+            keys = [slot.key for slot in entries]
+            read = itemgetter(*keys) if len(keys) > 1 else functools.partial(_at, keys)
+            self._checks.append(Check(group[0].container, sizes[0] if sizes else None, read, [slot.value for slot in entries]))
+
+    def _watch(self, container: Any, key: Any, value: Any, name: str) -> None:
+        self._slots.setdefault((id(container), key), Slot(container, key, value, name))
 
     def _look_into(self, name: str, x: Any) -> Iterator[tuple[str, Any]]:
         """Enter the slots of `x`, known as `name`, and give what is in them."""
@@ -76,13 +121,16 @@ class Captured:
             case dict():
                 yield from self._entries(x, name)
             case list():
-                self._slots.append(Slot(functools.partial(_has_size, x, len(x)), True, name))
-                self._slots += [Slot(functools.partial(_item, x, i), y, name) for i, y in enumerate(x[:MOST])]
-                yield from ((name, y) for y in x[:MOST])
+                self._watch(x, SIZE, len(x), name)
+                for i, y in enumerate(x[:MOST]):
+                    self._watch(x, i, y, name)
+                    yield name, y
             case tuple():
                 yield from ((name, y) for y in x[:MOST])
             case types.ModuleType():
                 pass
+            case _ if type(x).__module__.partition(".")[0] == "minibatch":  # a mapped function
+                yield name, getattr(x, "__wrapped__", None)
             case _ if type(x).__module__.partition(".")[0] not in ("jax", "jaxlib", "numpy"):
                 yield from self._entries(getattr(x, "__dict__", {}), None)
                 if callable(x):
@@ -93,7 +141,7 @@ class Captured:
             return
         self._codes += _codes(fun.__code__)
         for name, cell in zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True):
-            self._slots.append(Slot(functools.partial(contents, cell), contents(cell), name))
+            self._watch(cell, None, contents(cell), name)
             yield name, contents(cell)
         yield from (("", default) for default in fun.__defaults__ or ())
         yield from (fun.__kwdefaults__ or {}).items()
@@ -101,8 +149,10 @@ class Captured:
         for name in names:
             if name in fun.__globals__:
                 value = fun.__globals__[name]
-                self._slots.append(Slot(functools.partial(fun.__globals__.get, name, MISSING), value, name))
-                if isinstance(value, types.ModuleType) and not _in_library(value):
+                if _from_library(value):
+                    continue
+                self._watch(fun.__globals__, name, value, name)
+                if isinstance(value, types.ModuleType):
                     yield from self._entries(vars(value), None, names)
                 yield name, value
 
@@ -110,20 +160,28 @@ class Captured:
         """The entries of a dict known as `name`; with None, the attributes of an object, each known by its own."""
         if keys is None:
             keys = list(mapping)[:MOST]
-            self._slots.append(Slot(functools.partial(_has_size, mapping, len(mapping)), True, name or ""))
+            self._watch(mapping, SIZE, len(mapping), name or "")
         for key in keys:
             if key in mapping:
                 known_as = str(key) if name is None else name
-                self._slots.append(Slot(functools.partial(mapping.get, key, MISSING), mapping[key], known_as))
+                self._watch(mapping, key, mapping[key], known_as)
                 yield known_as, mapping[key]
 
 
-def _has_size(container: Any, size: int) -> bool:
-    return len(container) == size
+class Check(NamedTuple):
+    """`read(container)` gives what is now where `old` was; the container had `size` entries, if that matters."""
+
+    container: Any
+    size: int | None
+    read: Callable[[Any], Any]
+    old: list
 
 
-def _item(values: list, i: int) -> Any:
-    return values[i] if i < len(values) else MISSING
+_all_contents = functools.partial(map, attrgetter("cell_contents"))
+
+
+def _at(keys: list, container: Any) -> list:
+    return [container[key] for key in keys]
 
 
 def contents(cell: types.CellType) -> Any:
@@ -174,3 +232,13 @@ def _in_library(x: types.FunctionType | types.ModuleType) -> bool:
         return _is_library_file(x.__code__.co_filename)
     file = getattr(x, "__file__", None)
     return x.__name__ != "__main__" and (file is None or _is_library_file(file))
+
+
+def _from_library(x: Any) -> bool:
+    """Whether `x`, found under a global name, is a library's module, function or class: those names stay what they are."""
+    if isinstance(x, (types.FunctionType, types.ModuleType)):
+        return _in_library(x)
+    if isinstance(x, type) or (callable(x) and hasattr(x, "__module__")):
+        module = sys.modules.get(x.__module__ or "")
+        return module is not None and _in_library(module)
+    return False

@@ -16,6 +16,7 @@ from minibatch._captured import Captured
 from minibatch._hoist import hoist
 from minibatch._interpreter import batch_jaxpr
 from minibatch._keys import Latest, leaf_keys
+from minibatch._registry import context
 from minibatch._structure import structure
 from minibatch._trace import Call, Computed, Given, Returned, Traced, parts, trace
 
@@ -92,7 +93,7 @@ class BatchedFunction:
     @functools.cached_property
     def key(self) -> Hashable:
         """What the compiled program depends on."""
-        return structure(self.jaxpr), self.axis, self.axes, self.specs, _jax.trace_context()
+        return structure(self.jaxpr), self.axis, self.axes, self.specs, context()
 
 
 def place(axis: Axis, out: Any, spec: Any, path: str) -> Any:
@@ -120,12 +121,12 @@ class Programs:
 
     def find(self, in_tree: Any, axes: tuple, leaves: list, bind: Callable[[], Call]) -> Program:
         """The program for a call, traced if it is new; `bind` gives the call in full."""
-        context = _jax.trace_context()
-        key = in_tree, axes, leaf_keys(leaves, axes), context
+        now = context()
+        key = in_tree, axes, leaf_keys(leaves, axes), now
         found = self.kept.get(key)
         concrete = found is NEEDS_CONCRETE
         if concrete:
-            key = in_tree, axes, leaf_keys(leaves, axes, concrete=True), context
+            key = in_tree, axes, leaf_keys(leaves, axes, concrete=True), now
             found = self.kept.get(key)
         if found is not None:
             captured, program = found
@@ -137,7 +138,7 @@ class Programs:
         captured.settle()
         if used is not call and not concrete:
             self.kept.put(key, NEEDS_CONCRETE)
-            key = in_tree, axes, leaf_keys(leaves, axes, concrete=True), context
+            key = in_tree, axes, leaf_keys(leaves, axes, concrete=True), now
         program = Program(used, traced)
         self.kept.put(key, (captured, program))
         return program

@@ -98,7 +98,7 @@ _kept: weakref.WeakKeyDictionary[Any, dict] = weakref.WeakKeyDictionary()
 def remembered(jaxpr: Any, key: Hashable, make: Callable[[], Any]) -> Any:
     """What `make` makes of `jaxpr`, made once for each `key` and kept for as long as `jaxpr` is."""
     memo = _kept.setdefault(jaxpr, {})
-    key = (key, _jax.trace_context())
+    key = (key, _registry.context())
     if key not in memo:
         memo[key] = make()
     return memo[key]

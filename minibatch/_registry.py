@@ -37,10 +37,18 @@ class Rule(NamedTuple):
 
 
 RULES: dict[str | _jax.Primitive, Rule] = {}
+_generation = 0  # counts registrations
+
+
+def context() -> Any:
+    """What a batched program depends on beside its arguments: JAX's configuration, and the rules there are."""
+    return _jax.trace_context(), _generation
 
 
 def register(names: str | _jax.Primitive, entry: Rule, replace: bool = False) -> None:
     """Enter a rule under each name in `names` (separated by spaces), or under a primitive that is not JAX's."""
+    global _generation
+    _generation += 1
     entry = entry._replace(module=_declaring_module())
     for key in names.split() if isinstance(names, str) else [names]:
         if key in RULES and not replace:

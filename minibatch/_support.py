@@ -13,12 +13,20 @@ from minibatch import _jax
 from minibatch._registry import RULES
 
 ATTENTION = "cuDNN's attention, emitted on GPUs by an implementation asked for by name; lane by lane until it is tried on one"
+KERNELS = "met inside Pallas kernels, or made of them by a TPU or GPU compiler; the kernel as a whole has a rule"
+PROCESSES = "arrays of several processes; lane by lane until it is tried on more than one"
 NO_RULE_NEEDED: dict[str, str] = {
     "dot_product_attention_bwd_wrapper": ATTENTION,
     "dot_product_attention_fp8_bwd_wrapper": ATTENTION,
     "dot_product_attention_fp8_fwd_wrapper": ATTENTION,
     "dot_product_attention_fwd_wrapper": ATTENTION,
+    **dict.fromkeys(["bitcast", "emit_pipeline", "mosaic_gpu_reduce_max", "mosaic_gpu_reduce_min", "mosaic_gpu_reduce_prod",
+                     "mosaic_gpu_reduce_sum", "touch", "tpu_custom_call"], KERNELS),
+    **dict.fromkeys(["global_array_to_host_local_array", "host_local_array_to_global_array"], PROCESSES),
+    "add_dependency": "orders an operand after a token, of which there is one for all lanes; lane by lane it keeps its meaning",
+    "buffer_callback": "its host function is handed the buffers of one lane: lane by lane",
     "empty": "has no operand that could differ by lane",
+    "fusible": "marks a function for Pallas's fuser, which takes it apart before anything is mapped",
     "mpmd_map": "Pallas programs for several cores of a TPU, without a meaning elsewhere",
     "precv": "one half of an exchange between the devices of a mesh; lanes could go together, which nothing here can try",
     "psend": "the other half",

@@ -22,7 +22,8 @@ MAY_IMPORT = {
     "_support.py": {"_registry", "_jax"},
     "_api.py": {"_axes", "_batched", "_compile", "_errors", "_jax", "_keys", "_trace", "rules"},
     "_compile.py": {
-        "_axes", "_batched", "_captured", "_errors", "_hoist", "_interpreter", "_jax", "_keys", "_structure", "_trace"
+        "_axes", "_batched", "_captured", "_errors", "_hoist", "_interpreter", "_jax", "_keys", "_registry", "_structure",
+        "_trace",
     },
     "_structure.py": {"_jax", "_keys"},
     "_keys.py": {"_captured", "_jax"},

@@ -222,3 +222,25 @@ def test_root() -> None:
     np.testing.assert_allclose(minibatch.vmap(root)(a), np.sqrt(a), rtol=1e-5)
     np.testing.assert_allclose(minibatch.vmap(jax.grad(root))(a), 0.5 / np.sqrt(a), rtol=1e-4)
     np.testing.assert_allclose(jax.grad(lambda a: minibatch.vmap(root)(a).sum())(a), 0.5 / np.sqrt(a), rtol=1e-4)
+
+
+def test_marks_for_checks_of_key_reuse() -> None:
+    from jax.experimental.key_reuse import _core as marks
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    fun = lambda k: marks.assert_consumed_value_p.bind(marks.consume_p.bind(k), value=True)
+    assert (jax.random.key_data(minibatch.vmap(fun)(keys)) == jax.random.key_data(keys)).all()
+
+
+def test_a_rule_registered_later_is_used() -> None:
+    late = made(lambda x: x * 2)
+    fun = minibatch.vmap(lambda x: jax.jit(late.bind)(x))
+    with pytest.warns(minibatch.MissingRuleWarning):
+        np.testing.assert_allclose(fun(X), X * 2)
+
+    @minibatch.extend.rule(late)
+    def rule(axis: Any, eqn: Any, x: Any) -> list:
+        return [minibatch.extend.Batched(x.value * 2, 0)]
+
+    assert "while" not in str(fun.jaxpr(X)) and "scan" not in str(fun.jaxpr(X))
+    np.testing.assert_allclose(fun(X), X * 2)

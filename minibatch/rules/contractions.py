@@ -54,11 +54,22 @@ def bdim_of(x: Any) -> int | None:
 @rule("dot_general", anywhere=True)
 def dot_general(axis: Axis, eqn: Any, x: Any, y: Any) -> list:
     """[*x] . [*y] -> [*z]   lifts to   [B, *x] . [B, *y] -> [B, *z],   and   [B, *x] . [*y] with B among the free dims."""
-    numbers, dx, dy = eqn.params["dimension_numbers"], bdim_of(x), bdim_of(y)
-    bdim = result_bdim(numbers, len(eqn.invars[0].aval.shape), dx, dy)
+    numbers, precision = eqn.params["dimension_numbers"], eqn.params["precision"]
+    ranks = [len(v.aval.shape) for v in eqn.invars]
+    if not is_batched(x) and lanes_alone(numbers, ranks[1]) and (precision is None or isinstance(precision, tuple)):
+        x, y, ranks, precision = y, x, ranks[::-1], precision and precision[::-1]  # [B, k] . [n, k] has its lanes in front
+        numbers = tuple(sides[::-1] for sides in numbers)
+    dx, dy = bdim_of(x), bdim_of(y)
+    bdim = result_bdim(numbers, ranks[0], dx, dy)
     values = (operand.value if is_batched(operand) else operand for operand in (x, y))
-    outs = rebind(eqn, *values, dimension_numbers=lift(numbers, dx, dy), **shardings(axis, eqn, bdim))
-    return [Batched(out, bdim) for out in outs]
+    changed = {"dimension_numbers": lift(numbers, dx, dy), "precision": precision, **shardings(axis, eqn, bdim)}
+    return [Batched(out, bdim) for out in rebind(eqn, *values, **changed)]
+
+
+def lanes_alone(numbers: Any, y_rank: int) -> bool:
+    """Whether y has no free dimension but its lanes, so that the free dimensions of the result keep their order either way."""
+    (_, y_contract), (_, y_batch) = numbers
+    return not free(y_rank, y_contract, y_batch)
 
 
 @rule("ragged_dot_general")

@@ -11,7 +11,7 @@ from minibatch._registry import elementwise, leading, lift_elementwise, lift_lea
 from minibatch.rules.fallback import one_by_one
 
 elementwise("philox2x32 philox4x32 threefry2x32 threefry4x32")
-elementwise("from_edtype random_clone random_unwrap")
+elementwise("assert_consumed_value consume from_edtype random_clone random_unwrap")
 leading("random_wrap to_edtype")  # the last dims of an array become part of its type
 
 EVERY = {"random_bits", "random_fold_in", "random_gamma", "random_seed", "random_split"}

@@ -94,6 +94,12 @@ def guarded(jaxpr: Any) -> bool:
     return _weight(jaxpr) > MANY or _jax.watches_nans()
 
 
+def may_not_end(jaxpr: Any) -> bool:
+    """Whether `jaxpr` holds a loop that may go on for ever on values that were not meant for it."""
+    eqns = _jax.open_jaxpr(jaxpr).eqns
+    return any(eqn.primitive.name == "while" or any(map(may_not_end, _jax.inner_jaxprs(eqn))) for eqn in eqns)
+
+
 def _weight(jaxpr: Any) -> int:
     eqns = _jax.open_jaxpr(jaxpr).eqns
     return sum(1 + MANY * (eqn.primitive.name in HEAVY) + sum(map(_weight, _jax.inner_jaxprs(eqn))) for eqn in eqns)

@@ -13,7 +13,7 @@ from minibatch import _jax
 from minibatch._batched import Axis, Batched, apart, lanes, together
 from minibatch._interpreter import batch_jaxpr, remembered
 from minibatch._jax import rebind
-from minibatch.schedule.borrow import borrow, choose, guarded, hands_through, reads
+from minibatch.schedule.borrow import borrow, choose, hands_through, may_not_end, reads
 
 
 def lockstep(axis: Axis, eqn: Any, cond_consts: Sequence[Any], body_consts: Sequence[Any], carry: Sequence[Any]) -> list:
@@ -58,7 +58,7 @@ def _loop(
     def step(*args: Any) -> list:
         consts, live, carry = together(args[:count], const_bdims), args[count], together(args[count + 1 :], bdims)
         given = [*consts[cond_count:], *carry]
-        if guarded(body) and not _jax.names_axis(body, axis.name):
+        if (may_not_end(body) or _jax.watches_nans()) and not _jax.names_axis(body, axis.name):
             given = borrow(axis, jnp.any(live, axis=range(1, live.ndim)), given, reads(body))
         new = batch_jaxpr(axis, body, given)
         carry = [

@@ -1,0 +1,41 @@
+"""What the first call costs: tracing, and tracing with compiling."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from workloads import Workload
+
+import minibatch
+
+
+def test_tracing(beside: Callable, workload: Workload) -> None:
+    """From a function never seen to the batched program as a jaxpr."""
+    args = workload.args(workload.lanes)
+
+    def ours() -> Any:
+        return minibatch.vmap(fresh(workload, minibatch.vmap), workload.in_axes).jaxpr(*args)
+
+    def theirs() -> Any:
+        return jax.make_jaxpr(jax.vmap(fresh(workload, jax.vmap), workload.in_axes))(*args)
+
+    beside("tracing", {"minibatch": ours, "jit(jax.vmap)": theirs})
+
+
+def test_compile(beside: Callable, workload: Workload) -> None:
+    """From a function never seen to compiled code."""
+    args = workload.args(workload.lanes)
+
+    def ours() -> Any:
+        return minibatch.vmap(fresh(workload, minibatch.vmap), workload.in_axes).lower(*args).compile()
+
+    def theirs() -> Any:
+        return jax.jit(jax.vmap(fresh(workload, jax.vmap), workload.in_axes)).lower(*args).compile()
+
+    beside("compile", {"minibatch": ours, "jit(jax.vmap)": theirs})
+
+
+def fresh(workload: Workload, vmap: Callable) -> Callable:
+    """The workload's function as one that no cache knows."""
+    fun = workload.fun(vmap)
+    return lambda *args: fun(*args)
