@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import jax
 from jax.tree_util import tree_flatten, tree_leaves
@@ -149,6 +149,10 @@ class Vmapped(Generic[P, R]):
             self._axes_by_tree.put(in_tree, found)
         return found
 
+    @overload
+    def __get__(self, instance: None, owner: type) -> Vmapped[P, R]: ...
+    @overload
+    def __get__(self: Vmapped[Concatenate[Any, Q], S], instance: object, owner: type | None = None) -> Callable[Q, S]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 

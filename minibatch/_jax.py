@@ -19,7 +19,7 @@ from jax._src.array import ArrayImpl
 from jax._src.config import trace_context as _trace_context
 from jax._src.core import DropVar, trace_state_clean, valid_jaxtype
 from jax._src.custom_batching import custom_vmap_p as _custom_vmap_p
-from jax._src.effects import JaxprInputEffect, lowerable_effects
+from jax._src.effects import Effect, JaxprInputEffect
 from jax._src.indexing import Slice
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
@@ -235,9 +235,11 @@ def concerns_lanes(eqn: Any, name: Any) -> bool:
 
 
 def can_be_lowered(jaxpr: Any) -> bool:
-    """Whether XLA can have all effects of `jaxpr`: a check that checkify did not functionalize raises in Python."""
-    raises = any(type(effect).__name__ == "ErrorEffect" for effect in jaxpr.effects)
-    return not raises and not lowerable_effects.filter_not_in(jaxpr.effects)
+    """Whether XLA can have all effects of `jaxpr`.
+
+    A check that checkify did not functionalize raises in Python; marks for checks of key reuse are seen by Python alone.
+    """
+    return not any(type(effect) is Effect or type(effect).__name__ == "ErrorEffect" for effect in jaxpr.effects)
 
 
 def side_effects(jaxpr: Any) -> bool:
@@ -417,7 +419,7 @@ def _primitives_in_modules() -> Iterator[Primitive]:
 
 def primitives_of_jax() -> dict[str, bool]:
     """JAX's primitives by name, each with whether `jax.vmap` has a rule for it: what a table of support is held against."""
-    for module in ("compute_on", "fused", "key_reuse", "pallas", "scheduling_groups", "sparse"):
+    for module in ("compute_on", "fused", "key_reuse._core", "pallas", "scheduling_groups", "sparse"):
         importlib.import_module(f"jax.experimental.{module}")
     return {primitive.name: primitive in _batching.fancy_primitive_batchers for primitive in _primitives_in_modules()}
 
