@@ -151,10 +151,7 @@ _compiled = Latest(capacity=1024)
 
 def compiled(batched: BatchedFunction) -> Callable:
     """`batched` under jax.jit: the one of an equal `batched` from before if there is one."""
-    try:
-        found = _compiled.get(batched.key)
-    except TypeError:  # a param that cannot be compared
-        return jax.jit(batched)
+    found = _compiled.get(batched.key)
     if found is None:
         found = jax.jit(batched)
         _compiled.put(batched.key, found)
@@ -162,5 +159,10 @@ def compiled(batched: BatchedFunction) -> Callable:
 
 
 def clear_caches() -> None:
-    """Forget the programs that all mapped functions compiled; each mapped function keeps what it is using."""
+    """Forget the compiled programs that mapped functions share. Each mapped function keeps those that it has run.
+
+    Examples:
+      >>> import minibatch
+      >>> minibatch.clear_caches()
+    """
     _compiled.clear()

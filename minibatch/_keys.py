@@ -19,7 +19,8 @@ from minibatch._captured import contents
 class Latest:
     """A cache of about the `capacity` entries used last, safe to use from several threads.
 
-    When it is full the oldest entry goes that was not used since it was last looked at (second chance).
+    When it is full the oldest entry goes that was not used since it was last looked at (second chance). What cannot be
+    hashed, such as a treedef whose aux data are lists, is not kept.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -32,7 +33,10 @@ class Latest:
 
     def get(self, key: Hashable) -> Any:
         """What was put under `key`, or None."""
-        entry = self._kept.get(key)
+        try:
+            entry = self._kept.get(key)
+        except TypeError:
+            return None
         if entry is None:
             return None
         entry[1] = True
@@ -40,6 +44,10 @@ class Latest:
 
     def put(self, key: Hashable, value: Any) -> None:
         """Keep `value`."""
+        try:
+            hash(key)
+        except TypeError:
+            return
         with self._lock:
             self._kept.pop(key, None)
             while len(self._kept) >= self._capacity:

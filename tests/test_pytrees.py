@@ -135,6 +135,29 @@ def test_spec_object_that_holds_none():
         vmap(lambda q: q.slope, (Hidden(slope={"a": 0}, shift=None),))(Hidden(X, 10.0))
 
 
+@jax.tree_util.register_pytree_node_class
+class Named:
+    """Has aux data that cannot be hashed."""
+
+    def __init__(self, names, data):
+        self.names, self.data = names, data
+
+    def tree_flatten(self):
+        return (self.data,), self.names
+
+    @classmethod
+    def tree_unflatten(cls, names, children):
+        return cls(names, *children)
+
+
+def test_aux_data_that_cannot_be_hashed():
+    f = vmap(lambda x: Named([*x.names, "doubled"], x.data * 2))
+    for _ in range(2):
+        found = f(Named(["a"], X))
+        assert found.names == ["a", "doubled"]
+        np.testing.assert_allclose(found.data, X * 2)
+
+
 def test_named_tuples():
     out = vmap(lambda p: Pair(p.right, p.left * 2), (Pair(0, None),), Pair(None, 0))(Pair(X, 3.0))
     assert isinstance(out, Pair) and out.left == 3.0
