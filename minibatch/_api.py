@@ -49,13 +49,13 @@ class Vmapped(Generic[P, R]):
     __wrapped__: Callable[P, R]
 
     def __init__(self, fun: Callable[P, R], options: dict[str, Any]) -> None:
+        functools.update_wrapper(self, fun)  # before what follows: `fun` may have attributes of the same names
         self._fun = fun
         self._options = options
         self._in_axes = _axes.check("in_axes", options["in_axes"])
         self._out_axes = _axes.check("out_axes", options["out_axes"])
         self._programs = Programs()
         self._axes_by_tree = Latest(capacity=128)
-        functools.update_wrapper(self, fun, updated=())
 
     @_reported
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -11,6 +11,7 @@ kept on the side, and no reason to trace again; its code tells.
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import os
@@ -67,10 +68,11 @@ class Captured:
         self._codes: list[types.CodeType] = []
         queue, seen = deque([("", fun)]), {id(fun)}
         while queue and len(self._slots) < MOST:
-            for name, value in self._look_into(*queue.popleft()):
-                if id(value) not in seen and not isinstance(value, OPAQUE):
-                    seen.add(id(value))
-                    queue.append((name, value))
+            with contextlib.suppress(Exception):  # what resists being looked at is not watched
+                for name, value in self._look_into(*queue.popleft()):
+                    if id(value) not in seen and not isinstance(value, OPAQUE):
+                        seen.add(id(value))
+                        queue.append((name, value))
         self._checks: list[Check] = []
         self._arrange()
 

@@ -56,7 +56,8 @@ def noting(eqn: Any) -> Iterator[None]:
 
 def name_of(fun: Any) -> str:
     """What to call `fun`."""
-    return getattr(fun, "__name__", None) or type(fun).__name__
+    name = getattr(fun, "__name__", None)
+    return name if isinstance(name, str) and name else type(fun).__name__
 
 
 def echo(fun: Any, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:

@@ -126,7 +126,7 @@ def _trace(call: Call, mode: contextlib.AbstractContextManager) -> Traced:
         record[:] = out_tree, outputs
         return arrays
 
-    one_lane.__name__ = getattr(call.fun, "__name__", type(call.fun).__name__)
+    one_lane.__name__ = _errors.name_of(call.fun)
     axis = call.axis
     avals = [_jax.lane_aval(x, d) for x, d in zip(call.arrays(), call.array_axes(), strict=True)]
     with _jax.axis_env(axis):

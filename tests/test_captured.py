@@ -154,3 +154,15 @@ def test_state_of_a_mapped_function_inside():
     np.testing.assert_allclose(f(rows), [3, 3])
     k = 2.0
     np.testing.assert_allclose(f(rows), [6, 6])
+
+
+def test_an_object_that_resists_being_looked_at():
+    class Proxy:
+        @property
+        def __dict__(self):
+            raise RuntimeError("not now")
+
+        scale = 2.0
+
+    proxy = Proxy()
+    np.testing.assert_allclose(vmap(lambda x: x * proxy.scale)(X), 2 * X)

@@ -239,3 +239,16 @@ def test_weak_types_are_those_of_one_lane():
 def test_argument_dtypes_are_those_of_one_lane():
     assert vmap(lambda x: x + 1)(np.arange(3)).dtype == jnp.arange(3).dtype
     assert vmap(lambda x: x * 1)(np.arange(3.0)).dtype == jnp.arange(3.0).dtype
+
+
+def test_attributes_of_the_function_survive():
+    class Layer:
+        def __init__(self):
+            self.index, self._options, self.__name__ = 3, "own", 7
+
+        def __call__(self, x):
+            return x + self.index
+
+    mapped = vmap(Layer())
+    assert mapped.index == 3
+    np.testing.assert_allclose(mapped(X), X + 3)
