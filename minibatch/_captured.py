@@ -78,6 +78,8 @@ class Captured:
 
     def changed(self) -> bool:
         """Whether anything was set anew since."""
+        if not self._checks:
+            return False
         try:
             return not all([size in (None, len(x)) and all(map(is_, read(x), old)) for x, size, read, old in self._checks])
         except (LookupError, ValueError):  # an entry is gone, or a variable unbound
@@ -100,7 +102,10 @@ class Captured:
         for slot in slots:
             if not isinstance(slot.container, types.CellType):
                 by_container.setdefault(id(slot.container), []).append(slot)
-        self._checks = [Check([slot.container for slot in cells], None, _all_contents, [slot.value for slot in cells])]
+        self._checks = []
+        if cells:
+            variables = [slot.container for slot in cells]
+            self._checks.append(Check(variables, None, _all_contents, [slot.value for slot in cells]))
         for group in by_container.values():
             entries = [slot for slot in group if slot.key is not SIZE]
             sizes = [slot.value for slot in group if slot.key is SIZE]
