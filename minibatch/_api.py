@@ -105,7 +105,7 @@ class Vmapped(Generic[P, R]):
 
     def clear_cache(self) -> None:
         """Forget the programs compiled so far."""
-        self._programs.kept.clear()
+        self._programs.clear()
 
     def _jitted(self, args: tuple, kwargs: dict) -> Any:
         static = [i for i, arg in enumerate(args) if _is_static(arg)]

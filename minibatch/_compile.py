@@ -15,7 +15,7 @@ from minibatch._batched import Axis, Batched, is_batched, lanes
 from minibatch._captured import Captured
 from minibatch._hoist import hoist
 from minibatch._interpreter import batch_jaxpr
-from minibatch._keys import Latest, leaf_keys
+from minibatch._keys import Latest, leaf_keys, static_key
 from minibatch._registry import context
 from minibatch._structure import structure
 from minibatch._trace import Call, Computed, Given, Returned, Traced, parts, trace
@@ -118,6 +118,12 @@ class Programs:
 
     def __init__(self, capacity: int = 128) -> None:
         self.kept = Latest(capacity)
+        self._lanes = Latest(capacity)
+
+    def clear(self) -> None:
+        """Forget them."""
+        self.kept.clear()
+        self._lanes.clear()
 
     def find(self, in_tree: Any, axes: tuple, leaves: list, bind: Callable[[], Call]) -> Program:
         """The program for a call, traced if it is new; `bind` gives the call in full."""
@@ -133,15 +139,37 @@ class Programs:
             if not captured.changed():
                 return program
         call = bind()
-        captured = Captured(call.fun)  # before the call: the function may itself set anew what it sees
-        used, traced = trace(call, concrete)
-        captured.settle()
+        captured, used, traced = self._trace(call, concrete, now)
         if used is not call and not concrete:
             self.kept.put(key, NEEDS_CONCRETE)
             key = in_tree, axes, leaf_keys(leaves, axes, concrete=True), now
         program = Program(used, traced)
         self.kept.put(key, (captured, program))
         return program
+
+    def _trace(self, call: Call, concrete: bool, now: Hashable) -> tuple[Captured, Call, Traced]:
+        """What `fun` does to one lane: known already if it was traced for another number of lanes."""
+        key = None if concrete or not _sizeless(call) else (call.in_tree, call.axes, lane_keys(call), now)
+        found = self._lanes.get(key) if key else None
+        if found is not None and not found[0].changed():
+            return found[0], call, found[1]
+        captured = Captured(call.fun)  # before the call: the function may itself set anew what it sees
+        used, traced = trace(call, concrete)
+        captured.settle()
+        if key and used is call:
+            self._lanes.put(key, (captured, traced))
+        return captured, used, traced
+
+
+def _sizeless(call: Call) -> bool:
+    """Whether one lane's program cannot tell how many lanes there are: the axis has no name, and no container a length."""
+    return call.axis.name is None and not any(map(_jax.is_vmappable, call.leaves))
+
+
+def lane_keys(call: Call) -> tuple:
+    """A key for each leaf of the arguments as one lane sees it."""
+    leaves = zip(call.leaves, call.axes, call.traced, strict=True)
+    return tuple([_jax.lane_aval(x, d) if traced else static_key(x) for x, d, traced in leaves])
 
 
 NEEDS_CONCRETE = object()  # stands for a call whose shared leaves are needed concretely: the program is under that call's key

@@ -42,10 +42,27 @@ def test_one_call_of_the_function_for_each_trace():
     f(X[:2], jnp.ones(4))
     f(X, jnp.ones((1, 4)))
     f({"a": X}["a"][None].repeat(3, 0), jnp.ones(4))
-    assert fun.calls == 5, "other dtype, size, shape of a shared argument, rank"
+    assert fun.calls == 4, "other dtype, shape of a shared argument, rank; not for another number of lanes"
     jax.jit(f)(X, jnp.ones(4))
     jax.make_jaxpr(lambda x: f(x, jnp.ones(4)))(X)
-    assert fun.calls == 7, "inside a trace: a fresh one"
+    assert fun.calls == 6, "inside a trace: a fresh one"
+
+
+def test_another_number_of_lanes_is_not_traced_again():
+    w = jnp.ones(4)
+    fun = Counted(lambda x, n: x * w * n)
+    f = vmap(fun, (0, None))
+    for size in (3, 1, 0, 2):
+        np.testing.assert_allclose(f(np.ones((size, 4), np.float32), 2), np.full((size, 4), 2.0))
+    assert fun.calls == 1
+    w = jnp.zeros(4)
+    np.testing.assert_allclose(f(np.ones((5, 4), np.float32), 2), np.zeros((5, 4)))
+    assert fun.calls == 2
+    g = vmap(lambda x: x / jax.lax.psum(1, "i"), axis_name="i")
+    for size in (1, 2):
+        np.testing.assert_allclose(g(np.ones((size, 4), np.float32)), np.full((size, 4), 1 / size))
+    with pytest.raises(ValueError, match="out_axes"):
+        vmap(lambda x: (x, x + 1), out_axes=(None, 0))(X)
 
 
 def test_uncompiled_traces_at_every_call():
