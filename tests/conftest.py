@@ -3,4 +3,11 @@
 import pathlib
 import sys
 
+import pytest
+
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--fuzz=20000` checks so many programs at random."""
+    parser.addoption("--fuzz", type=int, default=0, help="check so many programs at random (tests/test_fuzz.py)")

@@ -26,7 +26,7 @@ def slice(axis: Axis, eqn: Any, x: Batched) -> list:
     changed = {
         "start_indices": inserted(starts, bdim, 0),
         "limit_indices": inserted(limits, bdim, value.shape[bdim]),
-        "strides": strides and inserted(strides, bdim, 1),
+        "strides": strides if strides is None else inserted(strides, bdim, 1),
     }
     return [Batched(out, bdim) for out in rebind(eqn, value, **changed)]
 

@@ -51,6 +51,7 @@ def starting(op: Callable) -> Callable:
 CASES = [
     Case("slice", lambda x: lax.slice(x, (1, 0), (4, 3)), (f32(4, 5),), "slice"),
     Case("slice-strided", lambda x: lax.slice(x, (1, 0), (4, 5), (2, 3)), (f32(4, 5),), "slice", grad=True),
+    Case("slice-scalar", lambda x: 2 * lax.slice(x, (), (), ()), (f32(),), "slice"),
     Case(
         "dynamic_slice",
         lambda x, i, j: starting(lax.dynamic_slice)(x, (i, j), (2, 3)),
