@@ -157,17 +157,13 @@ class Vmapped(Generic[P, R]):
         return self if instance is None else types.MethodType(self, instance)
 
     def __reduce__(self) -> tuple:
-        return _restore, (self._fun, self._options)
+        return type(self), (self._fun, self._options)
 
     def __repr__(self) -> str:
         return f"<minibatch.vmap of {_errors.name_of(self._fun)}, in_axes={self._in_axes}, out_axes={self._out_axes}>"
 
 
 DEFAULTS = {"in_axes": 0, "out_axes": 0, "axis_name": None, "axis_size": None, "spmd_axis_name": None, "compile": True}
-
-
-def _restore(fun: Callable, options: dict[str, Any]) -> Vmapped:
-    return Vmapped(fun, options)
 
 
 def _emit(call: Call) -> Any:

@@ -35,8 +35,8 @@ def batch_eqn(axis: Axis, eqn: Any, args: Sequence[Any]) -> list:
     """Apply one equation: as written if every operand is shared, else by its primitive's rule."""
     with _jax.emitting(eqn):
         found = _registry.find(eqn.primitive)
-        asked = found.always or (found.inside and _jax.concerns_lanes(eqn, axis.name)) or any(map(is_batched, args))
-        if not asked:
+        asked = any(map(is_batched, args)) or found.always  # looking inside comes last: it is the one that costs
+        if not asked and not (found.inside and _jax.concerns_lanes(eqn, axis.name)):
             return _jax.rebind(eqn, *args)
         if not found.anywhere:
             args = [Batched(front(x), 0) if is_batched(x) else x for x in args]
