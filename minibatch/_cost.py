@@ -1,0 +1,222 @@
+"""What an equation costs, estimated: floating-point operations, transcendental functions, bytes to and from memory.
+
+Estimates follow from shapes alone, so that they are there at trace time. They count as XLA's `cost_analysis` counts
+before it fuses (one operation for each element, 2·m·n·k for a matrix product), but for bytes, which are those that move
+once runs of elementwise equations are fused: an array counts where something else than such an equation reads or makes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from minibatch import _jax, _registry
+
+
+def words(text: str) -> frozenset[str]:
+    """The names in `text`."""
+    return frozenset(text.split())
+
+
+class Cost(NamedTuple):
+    """Work, in operations of any dtype, calls of transcendental functions, and bytes read and written."""
+
+    flops: float = 0.0
+    transcendentals: float = 0.0
+    bytes: float = 0.0
+
+    def __add__(self, other: Any) -> Cost:
+        return Cost(*(x + y for x, y in zip(self, other, strict=True)))
+
+    def __mul__(self, times: Any) -> Cost:
+        return Cost(*(x * times for x in self))
+
+
+TRANSCENDENTAL = words("""
+    acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cos cosh digamma erf erf_inv erfc exp exp2 expm1
+    igamma igamma_grad_a igammac lgamma log log1p log2 logistic polygamma pow regularized_incomplete_beta rsqrt sin sinh
+    sqrt tan tanh zeta
+""")
+VIEWS = words("""
+    bitcast_convert_type broadcast_in_dim copy expand_dims iota mesh_cast name optimization_barrier pvary reshape
+    sharding_constraint slice squeeze stage stop_gradient tie
+""")  # no arithmetic, and nothing to move where a reader can fetch the elements itself
+
+
+def jaxpr_cost(jaxpr: Any, trips: float = 1.0) -> Cost:
+    """The cost of running `jaxpr` once, its inputs read and its outputs written.
+
+    A scan counts all its steps, a `while` loop `trips` of them, a branch of several the dearest.
+    """
+    jaxpr = _jax.open_jaxpr(jaxpr)
+    costs = [eqn_cost(eqn, trips) for eqn in jaxpr.eqns]
+    fused = [eqn for eqn, cost in zip(jaxpr.eqns, costs, strict=True) if not cost.bytes]
+    read = {v for eqn in fused for v in _variables(eqn.invars)} & {*jaxpr.invars}
+    written = {v for eqn in fused for v in eqn.outvars} & {*_variables(jaxpr.outvars)}
+    return sum(costs, Cost(bytes=sum(map(_bytes, read | written))))
+
+
+def eqn_cost(eqn: Any, trips: float = 1.0) -> Cost:
+    """The cost of one equation; for one with jaxprs inside, that of what they run. `trips`: see `jaxpr_cost`."""
+    name = eqn.primitive.name
+    if name in _INNER or (name not in _OWN and any(True for _ in _jax.inner_jaxprs(eqn))):
+        return _INNER.get(name, _once)(eqn, trips)
+    if name in _OWN:
+        return Cost(flops=_OWN[name](eqn), bytes=_TOUCHED.get(name, _all_bytes)(eqn))
+    if name in VIEWS:
+        return Cost()
+    elements = float(max((_size(v) for v in eqn.outvars), default=0))
+    if name in TRANSCENDENTAL:
+        return Cost(transcendentals=elements)
+    if _registry.find(eqn.primitive).family == "elementwise":
+        return Cost(flops=elements)
+    return Cost(flops=elements, bytes=_TOUCHED.get(name, _all_bytes)(eqn))
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+def _variables(atoms: Any) -> Iterator[Any]:
+    return (v for v in atoms if not isinstance(v, _jax.Literal))
+
+
+def _shape(atom: Any) -> tuple:
+    return getattr(atom.aval, "shape", ())
+
+
+def _size(atom: Any) -> float:
+    """Elements of `atom`; a symbolic dimension counts as one."""
+    return float(math.prod(d for d in _shape(atom) if isinstance(d, int)))
+
+
+def _bytes(atom: Any) -> float:
+    return _size(atom) * getattr(getattr(atom.aval, "dtype", None), "itemsize", 4)
+
+
+def _all_bytes(eqn: Any) -> float:
+    return sum(map(_bytes, (*eqn.invars, *eqn.outvars)))
+
+
+# --- equations that run jaxprs ----------------------------------------------------------------------------------------
+
+
+def _once(eqn: Any, trips: float) -> Cost:
+    return sum((_inside(jaxpr, trips) for jaxpr in _jax.inner_jaxprs(eqn)), Cost())
+
+
+def _inside(jaxpr: Any, trips: float) -> Cost:
+    return sum((eqn_cost(eqn, trips) for eqn in _jax.open_jaxpr(jaxpr).eqns), Cost())
+
+
+def _scan(eqn: Any, trips: float) -> Cost:
+    return jaxpr_cost(eqn.params["jaxpr"], trips) * eqn.params["length"]
+
+
+def _while(eqn: Any, trips: float) -> Cost:
+    return (jaxpr_cost(eqn.params["body_jaxpr"], trips) + jaxpr_cost(eqn.params["cond_jaxpr"], trips)) * trips
+
+
+def _cond(eqn: Any, trips: float) -> Cost:
+    return max((jaxpr_cost(branch, trips) for branch in eqn.params["branches"]), key=sum)
+
+
+def _derivable(eqn: Any, trips: float) -> Cost:
+    """A function with a derivative rule: the function is what runs."""
+    return _inside(next(iter(_jax.inner_jaxprs(eqn))), trips)
+
+
+def _linear_solve(eqn: Any, trips: float) -> Cost:
+    return _inside(eqn.params["jaxprs"].solve, trips)
+
+
+_INNER: dict[str, Callable[[Any, float], Cost]] = {
+    "scan": _scan, "while": _while, "cond": _cond, "custom_linear_solve": _linear_solve,
+    "custom_jvp_call": _derivable, "custom_vjp_call": _derivable, "custom_vmap_call": _derivable,
+}  # fmt: skip
+
+
+# --- equations that do more, or less, than one operation for each element -----------------------------------------------
+
+
+def _dot_general(eqn: Any) -> float:
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    return 2 * _size(eqn.outvars[0]) * math.prod(_shape(eqn.invars[0])[d] for d in contracted)
+
+
+def _conv(eqn: Any) -> float:
+    spec = eqn.params["dimension_numbers"].rhs_spec
+    kernel = _shape(eqn.invars[1])
+    return 2 * _size(eqn.outvars[0]) * math.prod(kernel[d] for d in spec[1:])  # of one output feature
+
+
+def _of_operand(eqn: Any) -> float:
+    return _size(eqn.invars[0])
+
+
+def _window(eqn: Any) -> float:
+    return _size(eqn.outvars[0]) * math.prod(eqn.params["window_dimensions"])
+
+
+def _sort(eqn: Any) -> float:
+    n = _shape(eqn.invars[0])[eqn.params.get("dimension", -1)] if _shape(eqn.invars[0]) else 1
+    return sum(map(_size, eqn.invars)) * math.log2(max(n, 2))
+
+
+def _fft(eqn: Any) -> float:
+    return 5 * _size(eqn.outvars[0]) * math.log2(max(math.prod(eqn.params["fft_lengths"]), 2))
+
+
+def _cubic(factor: float, operand: int = 0) -> Callable[[Any], float]:
+    """`factor`·m·n·min(m, n) for matrices [..., m, n] (Golub and Van Loan, Matrix Computations, gives the factors)."""
+
+    def flops(eqn: Any) -> float:
+        return factor * _size(eqn.invars[operand]) * min(_shape(eqn.invars[operand])[-2:])
+
+    return flops
+
+
+def _triangular_solve(eqn: Any) -> float:
+    return _size(eqn.invars[1]) * _shape(eqn.invars[0])[-1]
+
+
+def _banded(eqn: Any) -> float:
+    return 8 * _size(eqn.invars[-1])
+
+
+_REDUCTIONS = "argmax argmin reduce reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor"
+_SCANS = "cumlogsumexp cummax cummin cumprod cumsum"
+_WINDOWS = "reduce_window reduce_window_max reduce_window_min reduce_window_sum select_and_gather_add select_and_scatter_add"
+_MOVES = "concatenate dynamic_slice dynamic_update_slice gather pad rev split transpose"
+_SCATTERS = "scatter scatter-add scatter_add scatter_max scatter_min scatter_mul scatter_sub"
+
+_OWN: dict[str, Callable[[Any], float]] = {
+    **dict.fromkeys(words(f"{_REDUCTIONS} {_SCANS}"), _of_operand),
+    **dict.fromkeys(words(_WINDOWS), _window),
+    **dict.fromkeys(words(_MOVES), lambda eqn: 0.0),
+    **dict.fromkeys(words(_SCATTERS), lambda eqn: _size(eqn.invars[2])),
+    "dot_general": _dot_general, "ragged_dot_general": lambda eqn: 2 * _size(eqn.outvars[0]) * _shape(eqn.invars[0])[-1],
+    "conv_general_dilated": _conv, "sort": _sort, "top_k": _sort, "fft": _fft,
+    "cholesky": _cubic(1 / 3), "lu": _cubic(2 / 3), "geqrf": _cubic(4 / 3), "qr": _cubic(4 / 3),
+    "householder_product": _cubic(4 / 3),
+    "eigh": _cubic(9), "eig": _cubic(25), "svd": _cubic(22), "schur": _cubic(25), "hessenberg": _cubic(10 / 3),
+    "triangular_solve": _triangular_solve, "tridiagonal_solve": _banded, "tridiagonal": _cubic(4 / 3),
+    "threefry2x32": lambda eqn: 100 * sum(map(_size, eqn.outvars)), "random_bits": lambda eqn: 100 * _size(eqn.outvars[0]),
+    "rng_bit_generator": lambda eqn: 50 * _size(eqn.outvars[1]),
+}  # fmt: skip
+
+
+def _twice_the_result(eqn: Any) -> float:
+    return 2 * sum(map(_bytes, eqn.outvars)) + sum(map(_bytes, eqn.invars[1:]))
+
+
+def _twice_the_update(eqn: Any) -> float:
+    """An operand that nothing else reads is updated in place."""
+    return 2 * _bytes(eqn.invars[-1]) + (_bytes(eqn.invars[1]) if len(eqn.invars) == 3 else 0)
+
+
+_TOUCHED: dict[str, Callable[[Any], float]] = {
+    "gather": _twice_the_result, "dynamic_slice": _twice_the_result,
+    "dynamic_update_slice": lambda eqn: 2 * _bytes(eqn.invars[1]),
+    **dict.fromkeys(words(_SCATTERS), _twice_the_update),
+}  # fmt: skip
