@@ -14,6 +14,10 @@ from minibatch._batched import Axis, Batched, apart, front, is_batched, lanes, t
 
 def batch_jaxpr(axis: Axis, jaxpr: Any, args: Sequence[Any]) -> list:
     """Evaluate `jaxpr` on `args`, lanes and all: one output per outvar, batched or shared."""
+    return _watched.by.jaxpr(axis, jaxpr, args) if _watched.by else _batch_jaxpr(axis, jaxpr, args)
+
+
+def _batch_jaxpr(axis: Axis, jaxpr: Any, args: Sequence[Any]) -> list:
     jaxpr, consts = _jax.open_jaxpr(jaxpr), _jax.consts_of(jaxpr)
     env: dict[Any, Any] = {}
 
@@ -33,6 +37,10 @@ def batch_jaxpr(axis: Axis, jaxpr: Any, args: Sequence[Any]) -> list:
 
 def batch_eqn(axis: Axis, eqn: Any, args: Sequence[Any]) -> list:
     """Apply one equation: as written if every operand is shared, else by its primitive's rule."""
+    return _watched.by.eqn(axis, eqn, args) if _watched.by else _batch_eqn(axis, eqn, args)
+
+
+def _batch_eqn(axis: Axis, eqn: Any, args: Sequence[Any]) -> list:
     with _jax.emitting(eqn):
         found = _registry.find(eqn.primitive)
         asked = any(map(is_batched, args)) or found.always  # looking inside comes last: it is the one that costs
@@ -97,6 +105,10 @@ _kept: weakref.WeakKeyDictionary[Any, dict] = weakref.WeakKeyDictionary()
 
 def remembered(jaxpr: Any, key: Hashable, make: Callable[[], Any]) -> Any:
     """What `make` makes of `jaxpr`, made once for each `key` and kept for as long as `jaxpr` is."""
+    return _watched.by.remembered(jaxpr, key, make) if _watched.by else _remembered(jaxpr, key, make)
+
+
+def _remembered(jaxpr: Any, key: Hashable, make: Callable[[], Any]) -> Any:
     memo = _kept.setdefault(jaxpr, {})
     key = (key, _registry.context())
     if key not in memo:
@@ -131,3 +143,41 @@ def lifted_avals(axis: Axis, jaxpr: Any, bdims: Sequence[int | None]) -> list:
     avals = [v.aval for v in _jax.open_jaxpr(jaxpr).invars]
     lifted = [a if d is None else _jax.batched_aval(a, axis.size, d, axis.mesh_name) for a, d in zip(avals, bdims, strict=True)]
     return [a if d is None else _jax.varying_aval(a, axis.manual) for a, d in zip(lifted, bdims, strict=True)]
+
+
+# --- somebody who looks on --------------------------------------------------------------------------------------------
+
+
+class Watch:
+    """Looks on while programs are batched. Each method does what would be done without it; a subclass also remembers."""
+
+    def jaxpr(self, axis: Axis, jaxpr: Any, args: Sequence[Any]) -> list:
+        """`batch_jaxpr`."""
+        return _batch_jaxpr(axis, jaxpr, args)
+
+    def eqn(self, axis: Axis, eqn: Any, args: Sequence[Any]) -> list:
+        """`batch_eqn`."""
+        return _batch_eqn(axis, eqn, args)
+
+    def remembered(self, jaxpr: Any, key: Hashable, make: Callable[[], Any]) -> Any:
+        """`remembered`."""
+        return _remembered(jaxpr, key, make)
+
+
+class _Watched(threading.local):
+    """Who looks on in this thread, if anybody does."""
+
+    by: Watch | None = None
+
+
+_watched = _Watched()
+
+
+@contextlib.contextmanager
+def watched(by: Watch) -> Iterator[None]:
+    """Have `by` look on at what is batched inside."""
+    before, _watched.by = _watched.by, by
+    try:
+        yield
+    finally:
+        _watched.by = before
