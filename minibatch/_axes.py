@@ -272,7 +272,7 @@ def spmd_name(given: Any, mesh_name: Any) -> tuple[Hashable, ...]:
     """
     name = () if given is None else given if isinstance(given, tuple) else (given,)
     if name and mesh_name is not None:
-        if name != (mesh_name if isinstance(mesh_name, tuple) else (mesh_name,)):
+        if _jax.of_many(name) != (mesh_name if isinstance(mesh_name, tuple) else (mesh_name,)):
             raise _errors.mesh_axis_given_twice(given, mesh_name)
         return ()
     return name

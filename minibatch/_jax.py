@@ -46,8 +46,8 @@ __all__ = [
     "ArrayImpl", "ClosedJaxpr", "DropVar", "Jaxpr", "JaxprEqn", "Literal", "NDIndexer", "Primitive", "Slice", "Var",
     "apply_registered", "as_argument", "aval_key", "aval_of", "axis_env", "batched_aval", "closed", "concerns_lanes",
     "consts_of", "discharge", "emitting", "has_third_party_rule", "hide", "hoisted", "inner_jaxprs", "is_own_primitive",
-    "is_ref", "is_vmappable", "is_zero", "lane_aval", "lift_sharding", "mesh_axis", "names_axis", "numbers", "open_jaxpr",
-    "primitives_of_jax", "pull_back", "pulled_back", "raising_line", "rebind", "scan_counts", "side_effects",
+    "is_ref", "is_vmappable", "is_zero", "lane_aval", "lift_sharding", "mesh_axis", "names_axis", "numbers", "of_many",
+    "open_jaxpr", "primitives_of_jax", "pull_back", "pulled_back", "raising_line", "rebind", "scan_counts", "side_effects",
     "sparse_definition", "trace_context", "trace_jaxpr", "trace_state_clean", "transform_name_stack", "user_file_and_line",
     "user_line", "valid_jaxtype", "variable_of", "vary", "vary_like", "varying", "varying_aval", "vmappable_from_lane",
     "vmappable_to_lane", "vmappables", "with_lanes", "wrapped", "zero_of_lane", "zero_of_lanes", "zeros",
@@ -121,8 +121,8 @@ def aval_key(x: Any) -> Any:
 
 def mesh_axis(x: Any, axis: int) -> Any:
     """The explicit mesh axis over which dimension `axis` of `x` is sharded, or None."""
-    spec = getattr(getattr(aval_of(x), "sharding", None), "spec", ()) if valid_jaxtype(x) else ()
-    return spec[axis] if axis < len(spec) else None
+    parts = _spec_parts(x)
+    return parts[axis] if axis < len(parts) else None
 
 
 def varying(x: Any) -> frozenset:
@@ -146,8 +146,21 @@ def varying_aval(aval: Any, names: Iterable[Any]) -> Any:
 
 def uses_mesh_axis(x: Any, name: Any) -> bool:
     """Whether some dimension of `x` is sharded over an explicit mesh axis in `name`."""
-    spec = getattr(getattr(aval_of(x), "sharding", None), "spec", ()) if valid_jaxtype(x) else ()
-    return bool({n for part in spec for n in _names_in(part)} & set(_names_in(name)))
+    return bool({n for part in _spec_parts(x) for n in _names_in(part)} & set(_names_in(name)))
+
+
+def _spec_parts(x: Any) -> tuple:
+    """The mesh axes over which each dimension of `x` is sharded, as far as that is said."""
+    sharding = getattr(aval_of(x), "sharding", None) if valid_jaxtype(x) else None
+    return () if sharding is None else sharding.spec.partitions
+
+
+def of_many(names: tuple) -> tuple:
+    """These mesh axes, without those of size one where JAX is told to leave them out of types."""
+    if not _config.remove_size_one_mesh_axis_from_type.value:
+        return names
+    shape = jax.sharding.get_abstract_mesh().shape
+    return tuple(name for name in names if shape.get(name) != 1)
 
 
 def explicit_names(mesh: Any, name: Any) -> tuple:
@@ -353,7 +366,7 @@ def with_lanes(spec: PartitionSpec, bdim: int, entry: Any) -> PartitionSpec:
       ValueError: one of the mesh axes is used already.
     """
     entry = (entry or None) if isinstance(entry, tuple) else entry
-    if set(_names_in(entry)) & {name for part in spec for name in _names_in(part)}:
+    if set(_names_in(entry)) & {name for part in spec.partitions for name in _names_in(part)}:
         raise ValueError(f"vmap spmd_axis_name cannot appear in {spec}: the lanes lie over {entry!r}, one lane's array cannot")
     entry = entry[0] if isinstance(entry, tuple) and len(entry) == 1 else entry
     parts = [*spec.partitions, *[None] * (bdim - len(spec.partitions))]

@@ -84,8 +84,8 @@ def find(primitive: _jax.Primitive) -> Rule:
 
 
 def fallback(apply: Callable[..., list]) -> Callable[..., list]:
-    """Declare the function below as the rule of every primitive that has none."""
-    RULES["fallback"] = Rule(apply, "fallback", anywhere=True)
+    """Declare the function below as the rule of every primitive that has none: it is asked of what lanes share too."""
+    RULES["fallback"] = Rule(apply, "fallback", anywhere=True, always=True)
     return apply
 
 

@@ -260,3 +260,33 @@ def test_collective_over_lanes_on_an_explicit_mesh_axis(name: str) -> None:
     with jax.set_mesh(EXPLICIT):
         x = jax.device_put(X, NamedSharding(EXPLICIT, P("b", "a")))
         np.testing.assert_allclose(jax.jit(minibatch.vmap(fun, axis_name="i"))(x), meaning(X), rtol=1e-4, atol=1e-5)
+
+
+def test_parameters_reduced_over_a_mesh_axis() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        y, _ = lax.scan(lambda c, w: (jnp.dot(c, w, out_sharding=P("b")), None), x, w)
+        return (y**2).sum()
+
+    w = np.random.default_rng(2).normal(size=(2, 6, 6)).astype("f")
+    gradients = minibatch.vmap(jax.grad(loss), (None, 0))
+    with jax.set_mesh(EXPLICIT):
+        found = jax.jit(gradients)(jax.device_put(w, P(reduced={"b"})), jax.device_put(X, P(None, "b")))
+        found = jax.reshard(found, P())
+    wanted = [jax.grad(lambda w, x: (((x @ w[0]) @ w[1]) ** 2).sum())(w, x) for x in X]  # noqa: B023 - called at once
+    np.testing.assert_allclose(found, np.stack(wanted), rtol=1e-3, atol=1e-3)
+
+
+def test_spmd_axis_name_may_name_mesh_axes_of_size_one() -> None:
+    mesh = jax.make_mesh((8, 1), ("a", "one"), axis_types=(AxisType.Explicit,) * 2)
+    fun = jax.jit(minibatch.vmap(lambda x: x * 2, spmd_axis_name=("a", "one")))
+    with jax.set_mesh(mesh), jax._src.config.remove_size_one_mesh_axis_from_type(True):
+        found = fun(jax.device_put(X, NamedSharding(mesh, P(("a", "one")))))
+    assert found.sharding.spec[0] == "a"
+    np.testing.assert_allclose(found, X * 2)
+
+
+def test_a_lane_on_one_device_cannot_lie_over_mesh_axes() -> None:
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    fun = minibatch.vmap(lambda x: lax.with_sharding_constraint(x, device), spmd_axis_name="a")
+    with pytest.raises(ValueError, match=r"make sure to run your jitted function inside the mesh context manager"):
+        jax.jit(fun)(X)

@@ -33,6 +33,13 @@ def test_dot_with_a_shared_left_side_moves_its_result_alone() -> None:
     assert found == ["dot_general", "transpose"]
 
 
+def test_lanes_stay_where_they_came() -> None:
+    w, x = jnp.ones((4, 3)), jnp.ones((3, 7))
+    for axis, values in ((0, (w, x.T)), (1, (w, x))):
+        jaxpr = jax.make_jaxpr(minibatch.vmap(jnp.dot, (None, axis), axis, compile=False))(*values)
+        assert [eqn.primitive.name for eqn in jaxpr.jaxpr.eqns] == ["dot_general"]
+
+
 def test_convolution_with_a_shared_kernel_folds_lanes_into_its_batch() -> None:
     found = names(lambda x, k: lax.conv(x, k, (1, 1), "SAME"), (0, None), jnp.ones((7, 2, 3, 5, 5)), jnp.ones((4, 3, 2, 2)))
     assert found == ["reshape", "conv_general_dilated", "reshape"]

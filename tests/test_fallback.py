@@ -141,6 +141,20 @@ def test_rule_registered_with_jax() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::minibatch.MissingRuleWarning")
+def test_rule_registered_with_jax_is_asked_of_what_lanes_share_if_the_axis_has_a_name() -> None:
+    total = made(lambda x: x)
+
+    def rule(axis: Any, values: Any, dims: Any) -> tuple:
+        (x,), (d,) = values, dims
+        return (x * axis.size if d is None else x.sum(d)), None
+
+    batching.fancy_primitive_batchers[total] = rule
+    fun = lambda x, y: (total.bind(x), total.bind(y))
+    x, y = minibatch.vmap(fun, (0, None), None, axis_name="i")(jnp.arange(3.0), 2.0)
+    assert (x, y) == (3.0, 6.0)
+    assert minibatch.vmap(fun, (0, None), None)(jnp.arange(3.0), 2.0) == (3.0, 2.0)
+
+
 def test_rule_that_declines_leaves_it_to_the_loop() -> None:
     double = made(lambda x: x * 2)
 

@@ -56,8 +56,9 @@ def dot_general(axis: Axis, eqn: Any, x: Any, y: Any) -> list:
     """[*x] . [*y] -> [*z]   lifts to   [B, *x] . [B, *y] -> [B, *z],   and   [B, *x] . [*y] with B among the free dims."""
     numbers, precision = eqn.params["dimension_numbers"], eqn.params["precision"]
     ranks = [len(v.aval.shape) for v in eqn.invars]
-    if not is_batched(x) and lanes_alone(numbers, ranks[1]) and (precision is None or isinstance(precision, tuple)):
-        x, y, ranks, precision = y, x, ranks[::-1], precision and precision[::-1]  # [B, k] . [n, k] has its lanes in front
+    two_sided = precision is None or isinstance(precision, tuple)
+    if not is_batched(x) and y.bdim == 0 and two_sided and lanes_alone(numbers, ranks[1]):
+        x, y, ranks, precision = y, x, ranks[::-1], precision and precision[::-1]  # [B, k] . [n, k]: lanes stay in front
         numbers = tuple(sides[::-1] for sides in numbers)
     dx, dy = bdim_of(x), bdim_of(y)
     bdim = result_bdim(numbers, ranks[0], dx, dy)

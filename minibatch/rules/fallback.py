@@ -23,15 +23,23 @@ SHOWN: dict = {}  # where Python's warnings keep which of ours they have shown
 
 
 def delegated(axis: Axis, eqn: Any, *operands: Any) -> list:
-    """The rule that the primitive's author registered with JAX; one by one where that declines."""
+    """The rule that the primitive's author registered with JAX; one by one where that declines.
+
+    Of what all lanes share it is asked if the axis has a name: only its author knows whether the lanes meet inside.
+    """
+    mapped = any(map(is_batched, operands))
+    if not mapped and axis.name is None:
+        return rebind(eqn, *operands)
     try:
         return together(*_jax.apply_registered(axis, eqn, *apart(operands)))
     except NotImplementedError as declined:
+        if not mapped:
+            return rebind(eqn, *operands)
         return with_warning(axis, eqn, operands, f"declines ({declined})" if str(declined) else "declines")
 
 
 for _name in DELEGATED:
-    _registry.register(_name, _registry.Rule(delegated, "delegated", anywhere=True))
+    _registry.register(_name, _registry.Rule(delegated, "delegated", anywhere=True, always=True))
 
 
 @_registry.fallback
@@ -39,6 +47,8 @@ def fallback(axis: Axis, eqn: Any, *operands: Any) -> list:
     """A primitive without a rule of ours: by the rule that a third party gave it, else one by one."""
     if _jax.has_third_party_rule(eqn.primitive):
         return delegated(axis, eqn, *operands)
+    if not any(map(is_batched, operands)):
+        return rebind(eqn, *operands)
     return with_warning(axis, eqn, operands, "has no batching rule")
 
 

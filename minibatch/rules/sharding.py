@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 from jax.experimental.layout import Layout
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from minibatch import _jax
@@ -42,11 +42,21 @@ def layered(layout: Layout | None, bdim: int) -> Layout | None:
 
 @rule("sharding_constraint", anywhere=True)
 def sharding_constraint(axis: Axis, eqn: Any, x: Batched) -> list:
-    """[*s] -> [*s] lifts to [B, *s] -> [B, *s], nothing said of B unless the lanes lie over mesh axes."""
-    free = not over(axis)
+    """[*s] -> [*s] lifts to [B, *s] -> [B, *s], nothing said of B unless the lanes lie over mesh axes.
+
+    Raises:
+      ValueError: the lanes lie over mesh axes, and a lane on a device.
+    """
+    free, target = not over(axis), eqn.params["sharding"]
+    if not free and isinstance(target, Sharding) and not isinstance(target, NamedSharding):
+        raise ValueError(
+            "If you are using spmd_axis_name parameter of jax.vmap, please make sure to run your jitted function inside the "
+            f"mesh context manager. The lanes lie over {over(axis)!r} and each is constrained to {target!r}: give "
+            "jax.lax.with_sharding_constraint a jax.sharding.NamedSharding."
+        )
     dims = shift(eqn.params["unconstrained_dims"], x.bdim)
     changed = {
-        "sharding": lifted(eqn.params["sharding"], x.bdim, P.UNCONSTRAINED if free else over(axis)),
+        "sharding": lifted(target, x.bdim, P.UNCONSTRAINED if free else over(axis)),
         "layout": layered(eqn.params["layout"], x.bdim),
         "unconstrained_dims": frozenset([*dims, x.bdim] if free else dims),
     }
