@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import jax
@@ -13,6 +13,7 @@ from jax.tree_util import tree_flatten, tree_leaves
 from minibatch import _axes, _errors, _jax, rules
 from minibatch._batched import Axis
 from minibatch._compile import Program, Programs
+from minibatch._divergence import chosen
 from minibatch._keys import Latest, is_traced
 from minibatch._trace import Call, parts, trace
 
@@ -54,6 +55,7 @@ class Vmapped(Generic[P, R]):
         self._options = options
         self._in_axes = _axes.check("in_axes", options["in_axes"])
         self._out_axes = _axes.check("out_axes", options["out_axes"])
+        chosen(options["divergence"])
         self._programs = Programs()
         self._axes_by_tree = Latest(capacity=128)
 
@@ -133,7 +135,8 @@ class Vmapped(Generic[P, R]):
         traced = tuple([d is not None or is_traced(x) for d, x in zip(axes, leaves, strict=True)])
         mesh_name = _axes.mesh_name(axes, leaves)
         spmd_name = _axes.spmd_name(self._options["spmd_axis_name"], mesh_name)
-        axis = Axis(size, self._options["axis_name"], spmd_name, mesh_name)
+        divergence = chosen(self._options["divergence"])
+        axis = Axis(size, self._options["axis_name"], spmd_name, mesh_name, divergence=divergence)
         return Call(self._fun, leaves, in_tree, axes, traced, axis, self._out_axes)
 
     def _axes_of(self, args: tuple, kwargs: dict, leaves: list, in_tree: Any) -> tuple[int | None, ...]:
@@ -163,7 +166,10 @@ class Vmapped(Generic[P, R]):
         return f"<minibatch.vmap of {_errors.name_of(self._fun)}, in_axes={self._in_axes}, out_axes={self._out_axes}>"
 
 
-DEFAULTS = {"in_axes": 0, "out_axes": 0, "axis_name": None, "axis_size": None, "spmd_axis_name": None, "compile": True}
+DEFAULTS = {
+    "in_axes": 0, "out_axes": 0, "axis_name": None, "axis_size": None, "spmd_axis_name": None, "compile": True,
+    "divergence": None,
+}  # fmt: skip
 
 
 def _emit(call: Call) -> Any:
@@ -187,11 +193,13 @@ def _merge_parts(axes: list, leaves: list) -> list:
 
 @overload
 def vmap(fun: Callable[P, R], in_axes: Any = 0, out_axes: Any = 0, axis_name: Hashable | None = None,
-         axis_size: int | None = None, spmd_axis_name: Any = None, *, compile: bool = True) -> Vmapped[P, R]: ...  # fmt: skip
+         axis_size: int | None = None, spmd_axis_name: Any = None, *, compile: bool = True,
+         divergence: str | Sequence[str] | None = None) -> Vmapped[P, R]: ...  # fmt: skip
 @overload
 def vmap(fun: None = None, in_axes: Any = 0, out_axes: Any = 0, axis_name: Hashable | None = None,
          axis_size: int | None = None, spmd_axis_name: Any = None, *,
-         compile: bool = True) -> Callable[[Callable[P, R]], Vmapped[P, R]]: ...  # fmt: skip
+         compile: bool = True,
+         divergence: str | Sequence[str] | None = None) -> Callable[[Callable[P, R]], Vmapped[P, R]]: ...  # fmt: skip
 def vmap(
     fun: Any = None,
     in_axes: Any = 0,
@@ -201,6 +209,7 @@ def vmap(
     spmd_axis_name: Any = None,
     *,
     compile: bool = True,
+    divergence: str | Sequence[str] | None = None,
 ) -> Any:
     """Map `fun` over an axis of its arguments.
 
@@ -221,13 +230,17 @@ def vmap(
       axis_size: the number of lanes; needed where no argument is mapped.
       spmd_axis_name: mesh axis, or a tuple of them, over which the mapped axis is sharded.
       compile: False to trace afresh at every call and run equation by equation, as `jax.vmap` does.
+      divergence: how loops and branches run whose lanes diverge: "lockstep", "compact" or "refill" for loops, "select" or
+        "partition" for branches, or a tuple of both; "auto" for whichever should take least time. None: as the region
+        says (`divergence`), else "auto".
 
     Returns:
       A `Vmapped`: callable as `fun` is, with a lane axis in the mapped arguments and in the results.
 
     Raises:
       TypeError: `fun` is not callable, or `in_axes` or `out_axes` hold something that is no axis.
-      ValueError: at the call, if the arguments do not fit `in_axes`, or their sizes differ.
+      ValueError: `divergence` holds a word that is no schedule; at the call, if the arguments do not fit `in_axes`, or
+        their sizes differ.
 
     Examples:
       >>> import jax.numpy as jnp, minibatch
@@ -247,6 +260,7 @@ def vmap(
         "axis_size": axis_size,
         "spmd_axis_name": spmd_axis_name,
         "compile": compile,
+        "divergence": divergence,
     }
     if fun is None:
         return lambda fun: vmap(fun, **options)

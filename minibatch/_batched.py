@@ -11,6 +11,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 
 from minibatch import _jax
+from minibatch._divergence import Divergence
 
 Array = Any  # a jax.Array, a tracer, a numpy array or a Python scalar: what a primitive takes
 
@@ -19,6 +20,7 @@ class Axis(NamedTuple):
     """The mapped axis: its size, and the names under which programs and meshes know it.
 
     `manual`: inside a shard_map, the mesh axes over which the lanes lie, so that each shard has some of them.
+    `divergence`: how loops and branches run in which its lanes diverge.
     """
 
     size: Any
@@ -26,6 +28,7 @@ class Axis(NamedTuple):
     spmd_name: tuple[Hashable, ...] = ()
     mesh_name: Any = None
     manual: tuple[Hashable, ...] = ()
+    divergence: Divergence = Divergence()
 
 
 class Batched(NamedTuple):

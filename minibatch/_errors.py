@@ -106,6 +106,15 @@ def not_an_axis(name: str, spec: Any, leaf: Any) -> TypeError:
     )
 
 
+def no_schedule(word: Any, loops: Sequence[str], branches: Sequence[str]) -> TypeError | ValueError:
+    """`vmap(f, divergence="lockstp")`."""
+    kind = ValueError if isinstance(word, str) else TypeError
+    return kind(
+        f"vmap divergence must be 'auto', a schedule of loops ({', '.join(map(repr, loops))}), one of branches "
+        f"({', '.join(map(repr, branches))}), or a tuple of both, but got {word!r}."
+    )
+
+
 # --- in_axes against the arguments ------------------------------------------------------------------------------------
 
 

@@ -16,11 +16,11 @@ NAMES = [str(file.relative_to(PACKAGE)) for file in FILES]
 
 # Each room with those it may import, from the top of the house down.
 MAY_IMPORT = {
-    "__init__.py": {"_api", "_axes", "_compile", "_errors", "_jax", "extend"},
+    "__init__.py": {"_api", "_axes", "_compile", "_divergence", "_errors", "_jax", "extend"},
     "__main__.py": {"_support", "tour"},
     "tour/": {"minibatch", "tour"},
     "_support.py": {"_registry", "_jax"},
-    "_api.py": {"_axes", "_batched", "_compile", "_errors", "_jax", "_keys", "_trace", "rules"},
+    "_api.py": {"_axes", "_batched", "_compile", "_divergence", "_errors", "_jax", "_keys", "_trace", "rules"},
     "_compile.py": {
         "_axes", "_batched", "_captured", "_errors", "_hoist", "_interpreter", "_jax", "_keys", "_registry", "_structure",
         "_trace",
@@ -39,8 +39,9 @@ MAY_IMPORT = {
     "_cost.py": {"_jax", "_registry"},
     "_interpreter.py": {"_batched", "_errors", "_jax", "_registry"},
     "_registry.py": {"_batched", "_errors", "_jax"},
-    "_errors.py": {"_batched", "_jax"},
-    "_batched.py": {"_jax"},
+    "_errors.py": {"_jax"},
+    "_batched.py": {"_divergence", "_jax"},
+    "_divergence.py": {"_errors"},
     "_jax.py": set(),
 }  # fmt: skip
 

@@ -50,6 +50,12 @@ MESSAGES = [
         "if_batched speaks of outputs; for arguments there is if_array.",
     ),
     (
+        lambda: vmap(two, divergence=("compact", "lockstp")),
+        ValueError,
+        "vmap divergence must be 'auto', a schedule of loops ('lockstep', 'compact', 'refill'), one of branches ('select', "
+        "'partition'), or a tuple of both, but got 'lockstp'.",
+    ),
+    (
         lambda: vmap(two, in_axes=(0, 0, None))(A, A),
         ValueError,
         "vmap(two, in_axes=(0, 0, None)): vmap in_axes must be an int, None, or a tuple of entries corresponding to the "
@@ -195,8 +201,8 @@ def test_messages_keep_what_people_search_for(call, monkeypatch):
     except ValueError as error:
         phrase = " ".join(str(error).split()[:4]).rstrip(";:,")
         assert phrase in " ".join(str(ours.value).split()) or "axis" in phrase
-    except TypeError as error:  # a dict as in_axes, which jax.vmap does not know
-        assert "in_axes" in str(error)
+    except TypeError as error:  # a dict as in_axes, or a schedule, which jax.vmap does not know
+        assert "in_axes" in str(error) or "divergence" in str(error)
 
 
 def choose(x, limit):
