@@ -131,7 +131,7 @@ class Vmapped(Generic[P, R]):
         size = _axes.size_of(axes, leaves, self._options["axis_size"], names)
         if size is None and not (args or kwargs):
             raise _errors.nothing_mapped([])
-        axes = tuple([d if d is None or d >= 0 else d + len(x.shape) for d, x in zip(axes, leaves, strict=True)])
+        axes = tuple([d if type(d) is not int or d >= 0 else d + len(x.shape) for d, x in zip(axes, leaves, strict=True)])
         traced = tuple([d is not None or is_traced(x) for d, x in zip(axes, leaves, strict=True)])
         mesh_name = _axes.mesh_name(axes, leaves)
         spmd_name = _axes.spmd_name(self._options["spmd_axis_name"], mesh_name)

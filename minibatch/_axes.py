@@ -59,7 +59,12 @@ class if_batched:  # noqa: N801
 
 def is_axis(spec: Any) -> bool:
     """Whether `spec` says where the lanes are for every leaf below it."""
-    return spec is None or type(spec) is int or isinstance(spec, if_batched) or (callable(spec) and _is_leaf(spec))
+    return says_all(spec) or (callable(spec) and _is_leaf(spec))
+
+
+def says_all(spec: Any) -> bool:
+    """Whether `spec` says it of everything below at once, without asking each leaf."""
+    return spec is None or type(spec) is int or isinstance(spec, if_batched) or _jax.is_map_spec(spec)
 
 
 def check(name: str, spec: Spec) -> Spec:
@@ -154,7 +159,7 @@ def spread(spec: Spec, value: Any, at_spec: str, at_value: str, lane_dims: int =
     Raises:
       Problem: `spec` does not fit, with the place on both sides.
     """
-    if spec is None or type(spec) is int or isinstance(spec, if_batched):
+    if says_all(spec):
         return [spec] * len(tree_leaves(value))
     if _is_leaf(spec):
         return [_ask(spec, leaf, at_spec, at_value, lane_dims) for leaf in tree_leaves(value)]
@@ -234,7 +239,7 @@ def size_of(axes: Sequence[int | None], leaves: Sequence[Any], axis_size: Any, n
     """
     sizes: list[Any] = [] if axis_size is None else [axis_size]
     for i, (axis, leaf) in enumerate(zip(axes, leaves, strict=True)):
-        if axis is None:
+        if type(axis) is not int:  # None, or a spec for a whole value, which has no shape to tell
             continue
         shape = np.shape(leaf)
         if not -len(shape) <= axis < len(shape):
@@ -254,7 +259,7 @@ def mesh_name(axes: Sequence[int | None], leaves: Sequence[Any]) -> Any:
     Raises:
       Problem: mapped leaves lie over different ones, or a shared leaf over the same.
     """
-    mapped = [x for d, leaf in zip(axes, leaves, strict=True) if d is not None for x in [_jax.mesh_axis(leaf, d)]]
+    mapped = [x for d, leaf in zip(axes, leaves, strict=True) if type(d) is int for x in [_jax.mesh_axis(leaf, d)]]
     if len(set(mapped)) > 1:
         raise _errors.mesh_axes_differ(mapped)
     name = mapped[0] if mapped else None

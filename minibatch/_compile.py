@@ -69,7 +69,7 @@ def _finish(output: Returned | Given | Computed, leaves: list, arrays: Iterator[
         case Given(value):
             return value
         case Computed(rebuild=rebuild):
-            return rebuild([next(arrays) for _ in range(output.parts)]) if rebuild else next(arrays)
+            return rebuild([next(arrays) for _ in output.axes]) if rebuild else next(arrays)
 
 
 class BatchedFunction:
@@ -81,7 +81,7 @@ class BatchedFunction:
     def __init__(self, call: Call, jaxpr: Any, outputs: Sequence[Returned | Given | Computed]) -> None:
         self.jaxpr, self.axis, self.axes = jaxpr, call.axis, tuple(call.array_axes())
         computed = [out for out in outputs if isinstance(out, Computed)]
-        self.specs = tuple((out.axis, out.path) for out in computed for _ in range(out.parts))
+        self.specs = tuple((axis, out.path) for out in computed for axis in out.axes)
         self.__name__ = _errors.name_of(call.fun)
 
     def __call__(self, consts: Sequence[Any], arrays: Sequence[Any]) -> list:
@@ -100,10 +100,11 @@ def place(axis: Axis, out: Any, spec: Any, path: str) -> Any:
     """An output with its lanes on the axis that `spec` asks for."""
     if isinstance(spec, _axes.if_batched):
         spec = spec.axis if is_batched(out) else None
-    if spec is None:
-        if is_batched(out):
-            raise _errors.output_is_batched(path, out.bdim, axis.name)
-        return out
+    if spec is None or _jax.is_map_spec(spec):
+        array, bdim = (out.value, out.bdim) if is_batched(out) else (out, None)
+        if bdim != spec:
+            raise _errors.output_is_batched(path, spec, bdim, axis.name)
+        return array
     if axis.size is None:
         raise _errors.nothing_mapped([])
     rank = np.ndim(out.value) if is_batched(out) else np.ndim(out) + 1
@@ -163,7 +164,8 @@ class Programs:
 
 def _sizeless(call: Call) -> bool:
     """Whether one lane's program cannot tell how many lanes there are: the axis has no name, and no container a length."""
-    return call.axis.name is None and not any(map(_jax.is_vmappable, call.leaves))
+    whole = any(map(_jax.is_vmappable, call.leaves)) or any(map(_jax.is_map_spec, call.axes))
+    return call.axis.name is None and not whole
 
 
 def lane_keys(call: Call) -> tuple:

@@ -280,11 +280,11 @@ def out_axis_out_of_range(axis: int, leaf: Any, path: str) -> Problem:
     )
 
 
-def output_is_batched(path: str, bdim: int, axis_name: Any) -> Problem:
-    """`out_axes=None` for an output that differs by lane."""
-    named = f" vmap has mapped output (axis_name={axis_name}) but out_axes is None." if axis_name is not None else ""
+def output_is_batched(path: str, spec: Any, bdim: Any, axis_name: Any) -> Problem:
+    """`out_axes=None`, or a spec that says otherwise, for an output that differs by lane."""
+    named = f" vmap has mapped output (axis_name={axis_name}) but out_axes is {spec}." if axis_name is not None else ""
     return Problem(
         ValueError,
-        f"at vmap out_axes{path}, got axis spec None but output was batched on axis {bdim}.{named} "
+        f"at vmap out_axes{path}, got axis spec {spec} but output was batched on axis {bdim}.{named} "
         "The output differs by lane: give the axis where its lanes go, or reduce over the lanes first.",
     )

@@ -20,6 +20,7 @@ from jax._src.config import trace_context as _trace_context
 from jax._src.core import DropVar, trace_state_clean, valid_jaxtype
 from jax._src.custom_batching import custom_vmap_p as _custom_vmap_p
 from jax._src.effects import Effect, JaxprInputEffect
+from jax._src.hijax import MappingSpec
 from jax._src.indexing import Slice
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
@@ -95,10 +96,12 @@ def batched_aval(aval: Any, size: Any, bdim: int, mesh_name: Any = None) -> Any:
     return _core.unmapped_aval(size, bdim, aval, mesh_name)
 
 
-def lane_aval(x: Any, axis: int | None) -> Any:
-    """The aval of one lane of the array `x`, whose lanes are on `axis` (None: shared)."""
+def lane_aval(x: Any, axis: Any, size: Any = None) -> Any:
+    """The aval of one lane of `x`, whose lanes are on `axis` (None: shared); `size` is needed where `is_map_spec(axis)`."""
     aval = aval_of(x)
-    return aval if axis is None else _core.mapped_aval(aval.shape[axis], axis, aval)
+    if axis is None:
+        return aval
+    return _core.mapped_aval(size if is_map_spec(axis) else aval.shape[axis], axis, aval)
 
 
 def aval_of(x: Any) -> Any:
@@ -250,9 +253,13 @@ def concerns_lanes(eqn: Any, name: Any) -> bool:
 def can_be_lowered(jaxpr: Any) -> bool:
     """Whether XLA can have all effects of `jaxpr`.
 
-    A check that checkify did not functionalize raises in Python; marks for checks of key reuse are seen by Python alone.
+    A check that checkify did not functionalize raises in Python; marks for checks of key reuse are seen by Python alone; so
+    are the contents of a box, a value whose type says what was put into it.
     """
-    return not any(type(effect) is Effect or type(effect).__name__ == "ErrorEffect" for effect in jaxpr.effects)
+    if any(type(effect) is Effect or type(effect).__name__ == "ErrorEffect" for effect in jaxpr.effects):
+        return False
+    jaxpr = open_jaxpr(jaxpr)
+    return not (jaxpr.is_high and any(getattr(v.aval, "has_qdd", False) for eqn in jaxpr.eqns for v in eqn.outvars))
 
 
 def side_effects(jaxpr: Any) -> bool:
@@ -467,7 +474,7 @@ def _as_tuple(name: Any) -> tuple | None:
     return name if name is None or isinstance(name, tuple) else (name,)
 
 
-# --- containers that JAX maps as a whole (BCOO) -----------------------------------------------------------------------
+# --- what is mapped as a whole: containers that registered how (BCOO), and hijax types ---------------------------------
 
 vmappables = _batching.vmappables
 
@@ -477,12 +484,43 @@ def is_vmappable(x: Any) -> bool:
     return type(x) in vmappables
 
 
-def vmappable_to_lane(x: Any, axis: int, arrays: Iterator[Any]) -> Any:
+def is_map_spec(x: Any) -> bool:
+    """Whether `x` says, where an axis may stand, how a whole value is mapped: in words that the value's type understands."""
+    return isinstance(x, MappingSpec) or type(x) in _batching.spec_types - {int, _batching.Sum, _batching.Infer}
+
+
+def vmappable_axes(x: Any, spec: Any) -> list[int | None]:
+    """The axis of each leaf of the container `x`, mapped as `spec` says."""
+    axes: list[int | None] = []
+
+    def note(leaf: Any, axis: int | None) -> Any:
+        axes.append(axis)
+        aval = lane_aval(leaf, axis)
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+    _batching.to_elt_handlers[type(x)](note, lambda: None, x, spec)
+    return axes
+
+
+def vmappable_out_axes(x: Any, spec: Any, size: int) -> list[int | None]:
+    """The axis of each leaf of the container of many lanes that `spec` makes of one lane `x` of it."""
+    axes: list[int | None] = []
+
+    def note(size: int, leaf: Any, axis: int | None) -> Any:
+        axes.append(axis)
+        aval = aval_of(leaf) if axis is None else batched_aval(aval_of(leaf), size, axis)
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+    _batching.from_elt_handlers[type(x)](note, size, x, spec)
+    return axes
+
+
+def vmappable_to_lane(x: Any, axis: Any, arrays: Iterator[Any]) -> Any:
     """One lane of `x`, made of `arrays`: its leaves as one lane sees them, in order."""
     return _batching.to_elt_handlers[type(x)](lambda leaf, axis: next(arrays), lambda: next(arrays), x, axis)
 
 
-def vmappable_from_lane(x: Any, axis: int | None, size: int, arrays: Iterator[Any]) -> Any:
+def vmappable_from_lane(x: Any, axis: Any, size: int, arrays: Iterator[Any]) -> Any:
     """The container of many lanes from one lane `x` of it and `arrays`: its leaves with all their lanes, in order."""
     return _batching.from_elt_handlers[type(x)](lambda size, leaf, axis: next(arrays), size, x, axis)
 

@@ -17,14 +17,14 @@ from minibatch._batched import Axis
 class Call(NamedTuple):
     """One call of the mapped function: its arguments as leaves, and where each leaf has its lanes.
 
-    A mapped leaf has an axis (not negative). A shared leaf has None, and is `traced` if the program takes it as an
-    argument; otherwise it is part of the program, and `fun` gets it unchanged.
+    A mapped leaf has an axis (not negative), or a spec for it as a whole. A shared leaf has None, and is `traced` if the
+    program takes it as an argument; otherwise it is part of the program, and `fun` gets it unchanged.
     """
 
     fun: Callable
     leaves: list
     in_tree: Any
-    axes: tuple[int | None, ...]
+    axes: tuple[Any, ...]
     traced: tuple[bool, ...]
     axis: Axis
     out_axes: Any
@@ -33,10 +33,10 @@ class Call(NamedTuple):
         """The leaves that the program takes, flat."""
         return [x for leaf, traced in zip(self.leaves, self.traced, strict=True) if traced for x in parts(leaf)]
 
-    def array_axes(self) -> list[int | None]:
+    def array_axes(self) -> list[Any]:
         """The axis of each of `arrays`."""
         picked = zip(self.leaves, self.axes, self.traced, strict=True)
-        return [axis for leaf, axis, traced in picked if traced for _ in parts(leaf)]
+        return [axis for leaf, spec, traced in picked if traced for axis in part_axes(leaf, spec)]
 
     def with_arrays(self, arrays: Sequence[Any]) -> Call:
         """The same call with these in the place of `arrays()`."""
@@ -53,6 +53,11 @@ def parts(leaf: Any) -> list:
     return tree_leaves(leaf) if _jax.is_vmappable(leaf) else [leaf]
 
 
+def part_axes(leaf: Any, spec: Any) -> list:
+    """The axis of each of `parts`."""
+    return _jax.vmappable_axes(leaf, spec) if _jax.is_map_spec(spec) and _jax.is_vmappable(leaf) else [spec] * len(parts(leaf))
+
+
 class Returned(NamedTuple):
     """An output that is the argument's leaf number `leaf`, untouched and on the same axis."""
 
@@ -66,11 +71,10 @@ class Given(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """Outputs of the jaxpr, with the axis asked for; `rebuild` makes one leaf of the finished arrays."""
+    """Outputs of the jaxpr, each with the axis asked for; `rebuild` makes one leaf of the finished arrays."""
 
-    axis: Any
+    axes: tuple
     path: str
-    parts: int = 1
     rebuild: Callable | None = None
 
 
@@ -128,7 +132,7 @@ def _trace(call: Call, mode: contextlib.AbstractContextManager) -> Traced:
 
     one_lane.__name__ = _errors.name_of(call.fun)
     axis = call.axis
-    avals = [_jax.lane_aval(x, d) for x, d in zip(call.arrays(), call.array_axes(), strict=True)]
+    avals = [_jax.lane_aval(x, d, axis.size) for x, d in zip(call.arrays(), call.array_axes(), strict=True)]
     with _jax.axis_env(axis):
         jaxpr = _jax.trace_jaxpr(one_lane, avals)
     out_tree, outputs = record
@@ -172,31 +176,30 @@ def _read_output(call: Call, leaves: Sequence[Any], leaf: Any, axis: Any, path: 
         if axis is None or isinstance(axis, _axes.if_batched):
             return Given(leaf)
         raise _errors.not_a_jax_type(leaf, path)
-    rank = np.ndim(leaf) + 1
     where = axis.axis if isinstance(axis, _axes.if_batched) else axis
-    if where is not None and not -rank <= where < rank:
+    rank = np.ndim(leaf) + 1 if type(where) is int else 0
+    if type(where) is int and not -rank <= where < rank:
         raise _errors.out_axis_out_of_range(where, leaf, path)
     for i, known in enumerate(leaves):
         if known is leaf and _same_axis(call.axes[i], axis, rank):
             return Returned(i)
     if axis is None and not _jax.is_tracer(leaf):
         return Given(leaf)
-    return Computed(axis, path)
+    return Computed((axis,), path)
 
 
-def _same_axis(in_axis: int | None, out_axis: Any, rank: int) -> bool:
+def _same_axis(in_axis: Any, out_axis: Any, rank: int) -> bool:
     if isinstance(out_axis, _axes.if_batched):
         out_axis = out_axis.axis if in_axis is not None else None
-    if in_axis is None or out_axis is None:
-        return in_axis is out_axis
-    return in_axis == out_axis % rank
+    return in_axis == (out_axis % rank if type(out_axis) is int else out_axis)
 
 
-def _computed_container(call: Call, leaf: Any, axis: Any, path: str) -> Computed:
-    treedef = jax.tree.structure(leaf)
+def _computed_container(call: Call, leaf: Any, spec: Any, path: str) -> Computed:
+    size, treedef = call.axis.size, jax.tree.structure(leaf)
     lane = tree_unflatten(treedef, [jax.ShapeDtypeStruct(np.shape(x), x.dtype) for x in parts(leaf)])
+    axes = _jax.vmappable_out_axes(lane, spec, size) if _jax.is_map_spec(spec) else [spec] * treedef.num_leaves
 
     def rebuild(arrays: list) -> Any:
-        return _jax.vmappable_from_lane(lane, axis, call.axis.size, iter(arrays))
+        return _jax.vmappable_from_lane(lane, spec, size, iter(arrays))
 
-    return Computed(axis, path, treedef.num_leaves, rebuild)
+    return Computed(tuple(axes), path, rebuild)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import warnings
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax._src.hijax import MappingSpec
 from jax.experimental import hijax
 from jax.experimental import pallas as pl
 from jax.extend.core import Primitive
@@ -225,6 +227,83 @@ def test_hijax_primitive() -> None:
     np.testing.assert_allclose(minibatch.vmap(fun)(X), X**2 + 1)
     np.testing.assert_allclose(minibatch.vmap(fun, 1, compile=False)(X), (X**2 + 1).T)
     np.testing.assert_allclose(minibatch.vmap(minibatch.vmap(fun))(X), X**2 + 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """A value of two arrays that is no pytree: a type of its own."""
+
+    first: Any
+    second: Any
+
+
+class Dims(MappingSpec):
+    """Where each part of a pair has its lanes."""
+
+    def __init__(self, *dims: int | None) -> None:
+        self.dims = dims
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Dims) and self.dims == other.dims
+
+    def __hash__(self) -> int:
+        return hash(self.dims)
+
+
+@dataclasses.dataclass(frozen=True)
+class PairOf(hijax.HiType):
+    """The type of pairs."""
+
+    parts: tuple
+
+    def lo_ty(self) -> list:
+        return list(self.parts)
+
+    def lower_val(self, hi_val: Pair) -> list:
+        return [hi_val.first, hi_val.second]
+
+    def raise_val(self, *lo_vals: Any) -> Pair:
+        return Pair(*lo_vals)
+
+    def dec_rank(self, size: int, spec: Any) -> PairOf:
+        pairs = zip(self.parts, spec.dims, strict=True)
+        return PairOf(tuple(part if d is None else part.dec_rank(size, d) for part, d in pairs))
+
+    def inc_rank(self, size: int, spec: Any) -> PairOf:
+        pairs = zip(self.parts, spec.dims, strict=True)
+        return PairOf(tuple(part if d is None else part.inc_rank(size, d) for part, d in pairs))
+
+
+hijax.register_hitype(Pair, lambda pair: PairOf((jax.typeof(pair.first), jax.typeof(pair.second))))
+
+
+class Swap(HiPrimitive):
+    """The pair (b, a) of the pair (a, b)."""
+
+    def __init__(self, aval: Any) -> None:
+        self.in_avals = (aval,)
+        self.out_aval = PairOf(aval.parts[::-1])
+        self.params = {}
+        super().__init__()
+
+    def expand(self, pair: Any) -> Any:
+        return Pair(pair.second, pair.first)
+
+    def batch(self, axis_data: Any, args: tuple, dims: tuple) -> Any:
+        return Swap(jax.typeof(args[0]))(args[0]), Dims(*dims[0].dims[::-1])
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_value_of_a_hijax_type(compile: bool) -> None:
+    pair = Pair(jnp.asarray(X), jnp.float32(5))
+    swap = lambda pair: Swap(jax.typeof(pair))(pair)
+    found = minibatch.vmap(swap, Dims(0, None), Dims(None, 0), axis_size=3, compile=compile)(pair)
+    assert found.first == 5
+    np.testing.assert_allclose(found.second, X)
+    same = minibatch.vmap(lambda pair, x: (pair, x), (Dims(1, None), 0), (Dims(1, None), 0), compile=compile)(pair, X.T)
+    np.testing.assert_allclose(same[0].first, X)
+    with pytest.raises(ValueError, match=r"at vmap out_axes, got axis spec .*Dims.* but output was batched on axis .*Dims"):
+        minibatch.vmap(swap, Dims(0, None), Dims(0, None), axis_size=3, compile=compile)(pair)
 
 
 def test_root() -> None:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import sparse
+from jax.interpreters.batching import register_vmappable
 
 from minibatch import if_array, vmap
 
@@ -199,6 +200,51 @@ def test_distrax_distributions():
     assert isinstance(normals, distrax.Normal)
     found = vmap(lambda d, x: d.log_prob(x))(normals, X[:, 1])
     np.testing.assert_allclose(found, distrax.Normal(X[:, 0], 1.0).log_prob(X[:, 1]), rtol=1e-5)
+
+
+class Labelled:
+    """An array whose dims have names: one lane of it has one name less."""
+
+    def __init__(self, names, data):
+        assert len(names) == data.ndim
+        self.names, self.data = tuple(names), data
+
+
+@dataclasses.dataclass(frozen=True)
+class Over:
+    """Along the dim of this name, which is, or becomes, this dim."""
+
+    name: str
+    dim: int
+
+
+def to_lane(lane, _, x, spec):
+    assert x.names[spec.dim] == spec.name
+    return Labelled([n for n in x.names if n != spec.name], lane(x.data, spec.dim))
+
+
+def from_lane(many, size, x, spec):
+    return Labelled([*x.names[: spec.dim], spec.name, *x.names[spec.dim :]], many(size, x.data, spec.dim))
+
+
+jax.tree_util.register_pytree_node(Labelled, lambda x: ([x.data], x.names), lambda names, xs: Labelled(names, xs[0]))
+register_vmappable(Labelled, Over, int, to_lane, from_lane, None)
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_container_that_is_mapped_as_its_own_specs_say(compile):
+    def fun(x, w):
+        assert x.names == ("j",) and x.data.shape == (4,)
+        return Labelled(x.names, x.data * w), x.data.sum()
+
+    mapped = vmap(fun, (Over("i", 0), 0), (Over("i", 1), 0), axis_size=3, compile=compile)
+    for call in (mapped, jax.jit(mapped)):
+        scaled, total = call(Labelled(["i", "j"], X), X[:, 0])
+        assert scaled.names == ("j", "i")
+        np.testing.assert_allclose(scaled.data, (X * X[:, :1]).T, rtol=1e-6)
+        np.testing.assert_allclose(total, X.sum(1), rtol=1e-6)
+    nested = vmap(vmap(lambda x: x.data + 1, Over("j", 0), axis_size=4), Over("i", 0), axis_size=3, compile=compile)
+    np.testing.assert_allclose(nested(Labelled(["i", "j"], X)), X + 1)
 
 
 def test_sparse_matrices_are_mapped_as_a_whole():
