@@ -32,7 +32,8 @@ class Program:
         consts, jaxpr = hoist(traced.jaxpr)
         self.consts = [_jax.as_argument(const) for const in consts]
         self.batched = BatchedFunction(call, jaxpr, traced.outputs)
-        self._compiles = _jax.can_be_lowered(jaxpr) and not any(_jax.is_tracer(x) for x in self.consts)
+        does = bool(self.batched.specs or _jax.open_jaxpr(jaxpr).eqns)
+        self._compiles = does and _jax.can_be_lowered(jaxpr) and not any(_jax.is_tracer(x) for x in self.consts)
         self._takes_all = all(call.traced) and not any(map(_jax.is_vmappable, call.leaves))
         self._takes = [i for i, traced in enumerate(call.traced) if traced]
         self._gives_all = all(isinstance(out, Computed) and out.rebuild is None for out in self.outputs)
@@ -43,7 +44,7 @@ class Program:
         return compiled(self.batched)
 
     def __call__(self, leaves: list) -> Any:
-        """Run compiled; equation by equation where `fun` captured a tracer, or has an effect that only Python can have."""
+        """Run compiled; equation by equation if there is none, `fun` captured a tracer, or only Python can have its effects."""
         if not self._compiles:
             return self.emit(leaves)
         return self._assemble(leaves, self.compiled(self.consts, self._arrays(leaves)))

@@ -498,7 +498,8 @@ def vmappable_axes(x: Any, spec: Any) -> list[int | None]:
         aval = lane_aval(leaf, axis)
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
-    _batching.to_elt_handlers[type(x)](note, lambda: None, x, spec)
+    to_lane: Any = _batching.to_elt_handlers[type(x)]
+    to_lane(note, lambda: None, x, spec)
     return axes
 
 

@@ -172,7 +172,7 @@ def read_outputs(call: Call, leaves: Sequence[Any], out: Any) -> tuple[list, Any
 def _read_output(call: Call, leaves: Sequence[Any], leaf: Any, axis: Any, path: str) -> Returned | Given | Computed:
     if _jax.is_vmappable(leaf):
         return _computed_container(call, leaf, axis, path)
-    if not _jax.valid_jaxtype(leaf):
+    if not (_jax.is_tracer(leaf) or _jax.valid_jaxtype(leaf)):  # a tracer may be of strings, which few functions know
         if axis is None or isinstance(axis, _axes.if_batched):
             return Given(leaf)
         raise _errors.not_a_jax_type(leaf, path)

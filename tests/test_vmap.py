@@ -228,6 +228,11 @@ def test_typed_keys_map():
     np.testing.assert_allclose(vmap(lambda k: jax.random.normal(k, (2,)))(keys), want, rtol=1e-6)
 
 
+def test_strings_go_through_untouched():
+    words = jax.device_put(np.array(["one", "two"], dtype=np.dtypes.StringDType()))
+    assert vmap(lambda word: word)(words) is words
+
+
 def test_weak_types_are_those_of_one_lane():
     weak = jax.lax.broadcast(1.5, (3,))
     for f in (lambda x: x * 2, lambda x: 3.0, lambda x: jnp.float32(2) * x, lambda x: jnp.where(x > 0, 1.0, x)):
