@@ -229,7 +229,7 @@ def test_typed_keys_map():
 
 
 def test_strings_go_through_untouched():
-    words = jax.device_put(np.array(["one", "two"], dtype=np.dtypes.StringDType()))
+    words = jax.device_put(np.array(["one", "two"], dtype=np.dtypes.StringDType()), jax.devices("cpu")[0])
     assert vmap(lambda word: word)(words) is words
 
 
