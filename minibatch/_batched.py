@@ -21,6 +21,7 @@ class Axis(NamedTuple):
 
     `manual`: inside a shard_map, the mesh axes over which the lanes lie, so that each shard has some of them.
     `divergence`: how loops and branches run in which its lanes diverge.
+    `probing`: a program is lifted only to see which of its values differ by lane.
     """
 
     size: Any
@@ -29,6 +30,7 @@ class Axis(NamedTuple):
     mesh_name: Any = None
     manual: tuple[Hashable, ...] = ()
     divergence: Divergence = Divergence()
+    probing: bool = False
 
 
 class Batched(NamedTuple):

@@ -92,10 +92,10 @@ def _walking(env: dict) -> Iterator[None]:
         _walks.envs.pop()
 
 
-def captured(const: Any) -> Any:
-    """What the walks under way know for `const`, or `const`."""
-    var = _jax.variable_of(const)
-    return next((env[var] for env in reversed(_walks.envs) if var in env), const)
+def captured_by(*functions: Any) -> dict[Any, Any]:
+    """The variables of the walks under way that `functions` may see, with what the walks know for them."""
+    variables = [v for function in functions for v in _jax.variables_seen(function)]
+    return {v: env[v] for v in variables for env in reversed(_walks.envs) if v in env}
 
 
 # --- inner jaxprs, batched once and remembered ------------------------------------------------------------------------

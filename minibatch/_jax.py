@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import inspect
 import sys
 import traceback
+import types
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src.ad_util import Zero
@@ -46,12 +50,13 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 __all__ = [
     "ArrayImpl", "ClosedJaxpr", "DropVar", "Jaxpr", "JaxprEqn", "Literal", "NDIndexer", "Primitive", "Slice", "Var",
     "apply_registered", "as_argument", "aval_key", "aval_of", "axis_env", "batched_aval", "closed", "concerns_lanes",
-    "consts_of", "discharge", "emitting", "has_third_party_rule", "hide", "hoisted", "inner_jaxprs", "is_own_primitive",
-    "is_ref", "is_vmappable", "is_zero", "lane_aval", "lift_sharding", "mesh_axis", "names_axis", "numbers", "of_many",
-    "open_jaxpr", "primitives_of_jax", "pull_back", "pulled_back", "raising_line", "rebind", "scan_counts", "side_effects",
-    "sparse_definition", "trace_context", "trace_jaxpr", "trace_state_clean", "transform_name_stack", "user_file_and_line",
-    "user_line", "valid_jaxtype", "variable_of", "vary", "vary_like", "varying", "varying_aval", "vmappable_from_lane",
-    "vmappable_to_lane", "vmappables", "with_lanes", "wrapped", "zero_of_lane", "zero_of_lanes", "zeros",
+    "consts_of", "discharge", "emitting", "has_cotangent", "has_third_party_rule", "hide", "hoisted", "inner_jaxprs",
+    "is_own_primitive", "is_ref", "is_vmappable", "is_zero", "lane_aval", "lift_sharding", "mesh_axis", "names_axis",
+    "no_cotangent", "numbers", "of_many", "open_jaxpr", "primitives_of_jax", "pull_back", "pulled_back", "raising_line",
+    "rebind", "scan_counts", "side_effects", "sparse_definition", "trace_context", "trace_jaxpr", "trace_state_clean",
+    "transform_name_stack", "user_file_and_line", "user_line", "valid_jaxtype", "variable_of", "variables_seen", "vary",
+    "vary_like", "varying", "varying_aval", "vmappable_from_lane", "vmappable_to_lane", "vmappables", "with_captured",
+    "with_lanes", "wrapped", "zero_of_lane", "zero_of_lanes", "zeros",
 ]  # fmt: skip
 
 ONE_JAXPR_CLASS = ClosedJaxpr is Jaxpr  # since 0.11: a Jaxpr carries its own consts
@@ -283,6 +288,48 @@ def variable_of(x: Any) -> Any:
     return x.val if isinstance(x, DynamicJaxprTracer) and isinstance(x.val, Var) else None
 
 
+UNSEEN = (
+    _core.Trace, _core.AbstractValue, Jaxpr, ClosedJaxpr, JaxprEqn, jax.Array, np.ndarray, np.generic, types.ModuleType,
+    types.CodeType, type, str, bytes, int, float, complex, type(None),
+)  # fmt: skip
+
+
+def variables_seen(function: Any, most: int = 2000) -> list:
+    """The variables of traces whose tracers can be reached from `function`, looking at no more than so many objects."""
+    queue, seen, found = deque([function]), set(), []
+    while queue and len(seen) < most:
+        x = queue.popleft()
+        if id(x) in seen:
+            continue
+        seen.add(id(x))
+        if isinstance(x, _core.Tracer):
+            found += [variable_of(x)] if variable_of(x) else []
+        elif isinstance(x, types.FunctionType):
+            queue.extend([*(x.__closure__ or ()), x.__defaults__, x.__kwdefaults__, x.__dict__])
+        elif not isinstance(x, UNSEEN):
+            queue.extend(gc.get_referents(x))
+    return found
+
+
+def with_captured(jaxpr: Any, variables: Iterable[Any], place: int, unread: Sequence[Any] = ()) -> Any:
+    """The closed jaxpr that takes what it captured of `variables` as inputs, from number `place` on.
+
+    Behind all others it takes inputs like the `unread` variables, which it does not read.
+    """
+    variables = list(variables)
+    if not variables:
+        return jaxpr
+    bare = open_jaxpr(jaxpr)
+    consts = [(v, c, variable_of(c)) for v, c in zip(bare.constvars, consts_of(jaxpr), strict=True)]
+    inside = {captured: v for v, _, captured in consts if captured in set(variables)}
+    fresh = gensym()
+    inputs = [inside.get(v) or fresh(v.aval) for v in variables]
+    kept = [(v, c) for v, c, captured in consts if captured not in inside]
+    invars = [*bare.invars[:place], *inputs, *bare.invars[place:], *(fresh(v.aval.to_tangent_aval()) for v in unread)]
+    grown = bare.replace(constvars=[v for v, _ in kept], invars=invars, debug_info=bare.debug_info.with_unknown_names())
+    return closed(grown, [c for _, c in kept])
+
+
 def inner_jaxprs(eqn: Any) -> Iterator[Any]:
     """The jaxprs among the params of `eqn`."""
     return _core.jaxprs_in_params(eqn.params)
@@ -335,6 +382,16 @@ def pull_back(bwd: Any, args: Sequence[Any]) -> tuple[list, Any]:
 def pulled_back(cotangents: list, logs: Any) -> Any:
     """What a backward rule returns, in the form that JAX wants."""
     return (cotangents, logs) if ONE_JAXPR_CLASS else cotangents
+
+
+def has_cotangent(aval: Any) -> bool:
+    """Whether values of `aval` can be differentiated: the tangents of integers are nothing."""
+    return aval.to_tangent_aval().dtype != jax.dtypes.float0
+
+
+def no_cotangent(x: Any) -> Zero:
+    """What says that no cotangent flows to `x`."""
+    return Zero(jax.typeof(x).to_ct_aval())
 
 
 def is_zero(x: Any) -> bool:

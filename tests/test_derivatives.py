@@ -293,10 +293,9 @@ def test_rule_for_many_lanes_that_returns_something_else_is_an_error() -> None:
 # --- rules that close over values of the mapped function --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("axes", [(0, 0), (0, None)])
-@pytest.mark.parametrize("around", [lambda f: f, jax.jit], ids=["", "jit"])
-@pytest.mark.parametrize("mode", ["custom_jvp", "custom_vjp", "only bwd"])
-def test_rule_may_close_over_an_argument_of_the_mapped_function(mode: str, around: Callable, axes: tuple) -> None:
+def closing(mode: str) -> Callable:
+    """sin(x), with a derivative rule that says 7 k, of k not an argument of the rule but closed over."""
+
     def f(x: Any, k: Any) -> Any:
         k = k * 1
         if mode == "custom_jvp":
@@ -310,9 +309,45 @@ def test_rule_may_close_over_an_argument_of_the_mapped_function(mode: str, aroun
             g.defvjp(lambda x: (jnp.sin(x), None), lambda _, ct: (7 * k * ct,))
         return g(x)
 
-    k = K if axes[1] == 0 else 2.0
-    found = around(jax.grad(lambda x: vmap(f, axes)(x, k).sum()))(X)
-    np.testing.assert_allclose(found, jnp.broadcast_to(7 * k, (3,)))
+    return f
+
+
+def slope(mapped: Callable) -> Callable:
+    return jax.grad(lambda x, k: mapped(x, k).sum())
+
+
+SLOPES = {
+    "grad": slope,
+    "jit(grad)": lambda mapped: jax.jit(slope(mapped)),
+    "grad(jit)": lambda mapped: slope(jax.jit(mapped)),
+    "grad(checkpoint)": lambda mapped: slope(jax.checkpoint(mapped)),
+    "grad(vmap)": lambda mapped: lambda x, k: slope(vmap(mapped))(x[None], k[None])[0],
+    "grad(vmap(jit))": lambda mapped: lambda x, k: slope(vmap(jax.jit(mapped)))(x[None], k[None])[0],
+    "vmap(grad)": lambda mapped: lambda x, k: vmap(slope(mapped))(x[None], k[None])[0],
+}
+
+
+@AXES
+@pytest.mark.parametrize("order", SLOPES)
+@pytest.mark.parametrize("mode", ["custom_jvp", "custom_vjp", "only bwd"])
+def test_rule_may_close_over_an_argument_of_the_mapped_function(mode: str, order: str, axes: tuple) -> None:
+    x, k = given(axes)
+    wanted = jnp.broadcast_to(7 * k, (3,))
+    found = SLOPES[order](vmap(closing(mode), axes))
+    np.testing.assert_allclose(found(x, k), wanted if axes[0] == 0 else wanted.sum())
+    if order in ("grad", "grad(jit)"):  # what a rule says depends on what it closes over
+        second = jax.grad(lambda k: found(x, k).sum())(k)
+        np.testing.assert_allclose(second, jnp.full(3, 7.0) if axes[1] == 0 else 21.0)
+        np.testing.assert_allclose(jax.grad(lambda k: vmap(closing(mode), axes)(x, k).sum())(k), jnp.zeros_like(k))
+
+
+def test_backward_rule_that_weighs_lanes_gets_each_cotangent_by_itself() -> None:
+    f = jax.custom_vjp(lambda x, k: (jnp.sin(x), jnp.int32(2)))  # lanes share both outputs, but not the first's derivative
+    f.defvjp(lambda x, k: (f(x, k), k), lambda k, cts: (7 * k * cts[0], None))
+    mapped = vmap(f, (None, 0), (0, None))
+    assert mapped(2.0, K)[1] == 2
+    found = jax.grad(lambda x: (mapped(x, K)[0] * X).sum())(2.0)
+    np.testing.assert_allclose(found, (7 * K * X).sum(), rtol=1e-6)
 
 
 def test_derivative_with_respect_to_what_a_function_closes_over_is_an_error() -> None:

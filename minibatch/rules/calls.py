@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.tree_util import tree_flatten, tree_unflatten
+from jax.tree_util import tree_flatten, tree_structure, tree_unflatten
 
 from minibatch import _jax
 from minibatch._batched import Axis, Batched, apart, front, is_batched, lanes, together
-from minibatch._interpreter import batch_closed, batch_jaxpr, captured, lifted_avals
+from minibatch._interpreter import batch_closed, batch_jaxpr, captured_by, lifted_avals
 from minibatch._jax import rebind
 from minibatch._registry import rule
 from minibatch.rules.fallback import one_by_one
@@ -66,7 +65,8 @@ def remat(axis: Axis, eqn: Any, *operands: Any) -> list:
 # --- functions with derivative rules ----------------------------------------------------------------------------------
 #
 # The lifted function has the lifted rules, so that a derivative of the mapped function is still the one its author gave.
-# An output is batched if the function makes it so, or if the rule for its derivatives does.
+# An output is batched if the function makes it so, or if the rule for its derivatives does. What the rules captured of the
+# mapped function's values the lifted function takes as arguments more, constant in every derivative, behind the others.
 
 
 def _own(axis: Axis, jaxpr: Any, bdims: Sequence[int | None]) -> bool:
@@ -74,12 +74,15 @@ def _own(axis: Axis, jaxpr: Any, bdims: Sequence[int | None]) -> bool:
     return any(d is not None for d in bdims) or _jax.names_axis(jaxpr, axis.name)
 
 
-def _differing(out_bdims: Sequence[int | None], by_rule: Callable[[], Sequence[bool]]) -> list[bool]:
-    """Which outputs differ by lane: of a function that shares some, its rule is asked; one that fails might do anything."""
-    if None not in out_bdims:
-        return [True] * len(out_bdims)
+def _differing(axis: Axis, out_bdims: Sequence[int | None], by_rule: Callable[[Axis], Sequence[bool]]) -> list[bool]:
+    """Which outputs differ by lane: of a function that shares some, its rule is asked; one that fails might do anything.
+
+    A rule may call the function that it is the rule of: there its value alone matters.
+    """
+    if None not in out_bdims or axis.probing:
+        return [d is not None for d in out_bdims]
     try:
-        ruled = by_rule()
+        ruled = by_rule(axis._replace(probing=True))
     except Exception:  # the user's own code, run here only to look: where it is needed it is run again
         ruled = [True] * len(out_bdims)
     return [d is not None or differs for d, differs in zip(out_bdims, ruled, strict=True)]
@@ -88,27 +91,31 @@ def _differing(out_bdims: Sequence[int | None], by_rule: Callable[[], Sequence[b
 @rule("custom_jvp_call", anywhere=True, always=True)
 def custom_jvp_call(axis: Axis, eqn: Any, *operands: Any) -> list:
     """f with tangent rule f'   lifts to   lifted f with lifted f'."""
-    arrays, bdims = apart(operands)
-    params, primals = eqn.params, bdims[eqn.params["num_consts"] :]
+    params = eqn.params
+    captured = captured_by(params["jvp_jaxpr_fun"])
+    arrays, bdims = apart([*operands, *captured.values()])
+    primals = bdims[params["num_consts"] :]
     own = _own(axis, params["call_jaxpr"], bdims)
-    if axis.name is None and not own:
+    if axis.name is None and not own and not captured:
         return rebind(eqn, *arrays)
-    count = len(eqn.outvars)
+    count, arguments = len(eqn.outvars), len(primals) - len(captured)
+    fun = _jax.with_captured(params["call_jaxpr"], captured, len(operands))
 
     def lane_rule(zeros: Sequence[bool]) -> tuple[Any, list, Sequence[bool]]:
         with _jax.axis_env(axis):
-            jaxpr, consts, out_zeros = params["jvp_jaxpr_fun"].call_wrapped(*zeros)
-        tangents = [d for d, zero in zip(primals, zeros, strict=True) if not zero]
-        return _jax.closed(jaxpr, list(map(captured, consts))), [*primals, *tangents], out_zeros
+            jaxpr, consts, out_zeros = params["jvp_jaxpr_fun"].call_wrapped(*zeros[:arguments])
+        moving = [var for var, zero in zip(captured, zeros[arguments:], strict=True) if not zero]
+        jaxpr = _jax.with_captured(_jax.closed(jaxpr, consts), captured, arguments, unread=moving)
+        return jaxpr, [*primals, *(d for d, zero in zip(primals, zeros, strict=True) if not zero)], out_zeros
 
-    def tangents_differ() -> list[bool]:
+    def tangents_differ(axis: Axis) -> list[bool]:
         jaxpr, given, out_zeros = lane_rule([False] * len(primals))
         found = batch_closed(axis, jaxpr, given)[1]
         tangents = iter(found[count:])
         return [d is not None or not (zero or next(tangents) is None) for d, zero in zip(found, out_zeros, strict=False)]
 
-    force = _differing(batch_closed(axis, params["call_jaxpr"], bdims)[1], tangents_differ)
-    jaxpr, out_bdims = batch_closed(axis, params["call_jaxpr"], bdims, force)
+    force = _differing(axis, batch_closed(axis, fun, bdims)[1], tangents_differ)
+    jaxpr, out_bdims = batch_closed(axis, fun, bdims, force)
 
     def jvp(*zeros: bool) -> tuple[Any, Sequence[Any], Sequence[bool]]:
         jaxpr, given, out_zeros = lane_rule(zeros)
@@ -122,42 +129,54 @@ def custom_jvp_call(axis: Axis, eqn: Any, *operands: Any) -> list:
 @rule("custom_vjp_call", anywhere=True, always=True)
 def custom_vjp_call(axis: Axis, eqn: Any, *operands: Any) -> list:
     """f with rules fwd, bwd   lifts to   lifted f with lifted fwd, bwd; a cotangent of what lanes share is their sum."""
-    arrays, bdims = apart(operands)
-    params, primals = eqn.params, bdims[eqn.params["num_consts"] :]
+    params = eqn.params
+    captured = captured_by(params["fwd_jaxpr_thunk"], params["bwd"])
+    arrays, bdims = apart([*operands, *captured.values()])
+    primals = bdims[params["num_consts"] :]
     own = _own(axis, params["call_jaxpr"], bdims)
-    if axis.name is None and not own:
+    if axis.name is None and not own and not captured:
         return rebind(eqn, *arrays)
-    back = Backward(axis, params["bwd"], primals)
+    arguments = len(primals) - len(captured)
+    fun = _jax.with_captured(params["call_jaxpr"], captured, len(operands))
+    constants = map(_jax.no_cotangent, arrays[len(operands) :])
+    back = Backward(axis, params["bwd"], len(eqn.outvars), primals[:arguments], captured, constants)
     residuals: list[int | None] = []
 
-    def lane_rule(nonzeros: Sequence[bool]) -> tuple[Any, Sequence[int | None]]:
+    def lane_rule(nonzeros: Sequence[bool]) -> Any:
         with _jax.axis_env(axis):
-            jaxpr, consts = params["fwd_jaxpr_thunk"].call_wrapped(*nonzeros)
-        return _jax.closed(jaxpr, list(map(captured, consts))), params["out_trees"]()[2]
+            jaxpr, consts = params["fwd_jaxpr_thunk"].call_wrapped(*nonzeros[:arguments])
+        return _jax.with_captured(_jax.closed(jaxpr, consts), captured, arguments)
 
-    def outputs_differ() -> list[bool]:
-        jaxpr, _ = lane_rule([True] * len(primals))
-        return [d is not None for d in batch_closed(axis, jaxpr, primals)[1][len(jaxpr.out_avals) - len(eqn.outvars) :]]
+    def trees() -> tuple[Any, Any, list[int | None]]:
+        out_tree, res_tree, forwarded = params["out_trees"]()
+        res_tree = tree_structure([0] * (res_tree.num_leaves + len(captured)))
+        return out_tree, res_tree, [*forwarded, *range(len(operands), len(bdims))]
 
-    force = _differing(batch_closed(axis, params["call_jaxpr"], bdims)[1], outputs_differ)
-    jaxpr, out_bdims = batch_closed(axis, params["call_jaxpr"], bdims, force)
+    def outputs_differ(axis: Axis) -> list[bool]:
+        jaxpr = lane_rule([True] * len(primals))
+        found = batch_closed(axis, jaxpr, primals)[1]
+        computed = len(found) - len(eqn.outvars)
+        kept = [*found[:computed], *(bdims[i] for i in trees()[2] if i is not None)]
+        if any(d is not None for d in kept):  # bwd may weigh the cotangents of lanes differently: it needs each by itself
+            return [_jax.has_cotangent(v.aval) for v in eqn.outvars]
+        return [d is not None for d in found[computed:]]
+
+    force = _differing(axis, batch_closed(axis, fun, bdims)[1], outputs_differ)
+    jaxpr, out_bdims = batch_closed(axis, fun, bdims, force)
 
     def fwd(*nonzeros: bool) -> tuple[Any, Sequence[Any]]:
-        jaxpr, forwarded = lane_rule(nonzeros)
-        computed = iter(jaxpr.out_avals)
-        avals = [next(computed) if i is None else eqn.invars[i].aval for i in forwarded]
-        with contextlib.suppress(Exception):  # it may refuse cotangents that are not zero: then it is traced when it runs
-            back.trace([*avals, *(v.aval.to_ct_aval() for v in eqn.outvars)])
+        jaxpr = lane_rule(nonzeros)
         computed = [False] * (len(jaxpr.out_avals) - len(force))
         jaxpr, found = batch_closed(axis, jaxpr, primals, [*computed, *force])
         found = iter(found)
-        residuals[:] = [next(found) if i is None else bdims[i] for i in forwarded]
+        residuals[:] = [next(found) if i is None else bdims[i] for i in trees()[2]]
         return _jax.open_jaxpr(jaxpr), _jax.consts_of(jaxpr)
 
     changed = {
         "call_jaxpr": jaxpr,
         "fwd_jaxpr_thunk": _jax.wrapped(fwd, params["fwd_jaxpr_thunk"]),
         "bwd": _jax.wrapped(lambda *args: back(args, [*residuals, *out_bdims]), params["bwd"]),
+        "out_trees": trees,
     }
     return together(rebind(eqn, *arrays, **changed), out_bdims)
 
@@ -165,44 +184,50 @@ def custom_vjp_call(axis: Axis, eqn: Any, *operands: Any) -> list:
 @rule("custom_lin", anywhere=True)
 def custom_lin(axis: Axis, eqn: Any, *operands: Any) -> list:
     """The linear function that bwd transposes   lifts to   the one that lifted bwd transposes."""
-    arrays, bdims = apart(operands)
-    params, count = eqn.params, eqn.params["num_res"]
+    params, captured = eqn.params, captured_by(eqn.params["bwd"])
+    own = params["num_res"]
+    count = own + len(captured)
+    arrays, bdims = apart([*operands[:own], *captured.values(), *operands[own:]])
     tangents = iter(bdims[count:])
     primals = [None if zero else next(tangents) for zero in params["in_zeros"]]
     out_bdims = [0] * len(eqn.outvars)
-    back = Backward(axis, params["bwd"], primals)
+    back = Backward(axis, params["bwd"], len(out_bdims), primals, captured)
     bwd = _jax.wrapped(lambda *args: back(args, [*bdims[:count], *out_bdims]), params["bwd"])
     avals = [_jax.batched_aval(aval, axis.size, 0, axis.mesh_name) for aval in params["out_avals"]]
-    return together(rebind(eqn, *arrays, out_avals=avals, bwd=bwd), out_bdims)
+    return together(rebind(eqn, *arrays, out_avals=avals, bwd=bwd, num_res=count), out_bdims)
 
 
 class Backward:
-    """The backward rule of a custom_vjp, lifted: from residuals and cotangents to the cotangents of the `primals`."""
+    """The backward rule of a custom_vjp of so many `outputs`, lifted: from residuals and cotangents to those of the `primals`.
 
-    def __init__(self, axis: Axis, bwd: Any, primals: Sequence[int | None]) -> None:
-        self.axis, self.bwd, self.primals = axis, bwd, primals
+    What it captured comes behind the other residuals; the cotangents of `constants` behind the others.
+    """
+
+    def __init__(
+        self, axis: Axis, bwd: Any, outputs: int, primals: Sequence[int | None], captured: Iterable, constants: Iterable = ()
+    ) -> None:
+        self.axis, self.bwd, self.outputs, self.primals = axis, bwd, outputs, primals
+        self.captured, self.constants = list(captured), list(constants)
         self.traced: dict[tuple, tuple] = {}
 
     def trace(self, avals: Sequence[Any]) -> tuple[Any, list, Any]:
-        """The rule for one lane as a jaxpr, its zeros, and the treedef of what it logs; an aval may be a symbolic zero.
-
-        It is traced once with the forward rule, while what it may have captured is known.
-        """
+        """The rule for one lane as a jaxpr, its zeros, and the treedef of what it logs; an aval may be a symbolic zero."""
         key = tuple((_jax.is_zero(aval), aval.aval if _jax.is_zero(aval) else aval) for aval in avals)
         if key not in self.traced:
             answer: list = []
+            place = len(avals) - self.outputs - len(self.captured)
+            own = [*avals[:place], *avals[place + len(self.captured) :]]
 
             def one_lane(*values: Any) -> list:
                 rest = iter(values)
-                cotangents, logs = _jax.pull_back(self.bwd, [x if _jax.is_zero(x) else next(rest) for x in avals])
+                cotangents, logs = _jax.pull_back(self.bwd, [x if _jax.is_zero(x) else next(rest) for x in own])
                 leaves, tree = tree_flatten(logs)
                 answer[:] = [x if _jax.is_zero(x) else None for x in cotangents], tree
                 return [*(x for x in cotangents if not _jax.is_zero(x)), *leaves]
 
             with _jax.axis_env(self.axis):
-                jaxpr = _jax.trace_jaxpr(one_lane, [aval for aval in avals if not _jax.is_zero(aval)])
-            consts = list(map(captured, _jax.consts_of(jaxpr)))
-            self.traced[key] = _jax.closed(_jax.open_jaxpr(jaxpr), consts), *answer
+                jaxpr = _jax.trace_jaxpr(one_lane, [aval for aval in own if not _jax.is_zero(aval)])
+            self.traced[key] = _jax.with_captured(jaxpr, self.captured, place), *answer
         return self.traced[key]
 
     def __call__(self, args: Sequence[Any], bdims: Sequence[int | None]) -> Any:
@@ -215,7 +240,8 @@ class Backward:
             _of_primal(axis, next(outs), d, own) if zero is None else _jax.zero_of_lanes(zero, axis.size, d, axis.mesh_name)
             for zero, d in zip(zeros, self.primals, strict=True)
         ]
-        return _jax.pulled_back(cotangents, tree_unflatten(tree, [lanes(axis, x) if own else x for x in outs]))
+        logs = tree_unflatten(tree, [lanes(axis, x) if own else x for x in outs])
+        return _jax.pulled_back([*cotangents, *self.constants], logs)
 
     def _of_lane(self, x: Any, bdim: int | None) -> Any:
         return _jax.zero_of_lane(x, self.axis.size, bdim) if _jax.is_zero(x) else _jax.lane_aval(x, bdim)
