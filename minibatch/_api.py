@@ -128,6 +128,9 @@ class Vmapped(Generic[P, R]):
         leaves, in_tree = _flatten(args, kwargs)
         axes = self._axes_of(args, kwargs, leaves, in_tree)
         names = functools.partial(_axes.leaf_names, self._fun, args, kwargs)
+        views = [i for i, x in enumerate(leaves) if _jax.is_view(x)]
+        if views:
+            raise _errors.view_of_a_reference(names()[views[0]])
         size = _axes.size_of(axes, leaves, self._options["axis_size"], names)
         if size is None and not (args or kwargs):
             raise _errors.nothing_mapped([])

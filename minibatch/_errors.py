@@ -215,6 +215,14 @@ def sizes_differ(axes: Sequence[int | None], leaves: Sequence[Any], axis_size: A
     return Problem(ValueError, f"vmap got inconsistent sizes for array axes to be mapped:\n{listed}")
 
 
+def view_of_a_reference(name: str) -> Problem:
+    """A part of a reference, `ref.at[1:3]`, as an argument."""
+    return Problem(
+        TypeError,
+        f"TransformedRefs are not allowed as arguments, but {name} is one: pass the whole reference, and index it inside.",
+    )
+
+
 def mesh_axes_differ(names: Sequence[Any]) -> Problem:
     """Arguments whose lanes are sharded over different axes of an explicit mesh."""
     listed = " vs ".join(dict.fromkeys(map(repr, names)))

@@ -33,6 +33,7 @@ from jax._src.named_sharding import UNSPECIFIED, UnspecifiedValue
 from jax._src.source_info_util import is_user_filename, user_frame
 from jax._src.state.discharge import discharge_state as _discharge_state
 from jax._src.state.indexing import NDIndexer
+from jax._src.state.types import TransformedRef
 from jax._src.traceback_util import register_exclusion as _hide_frames
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var, gensym
@@ -51,7 +52,7 @@ __all__ = [
     "ArrayImpl", "ClosedJaxpr", "DropVar", "Jaxpr", "JaxprEqn", "Literal", "NDIndexer", "Primitive", "Slice", "Var",
     "apply_registered", "as_argument", "aval_key", "aval_of", "axis_env", "batched_aval", "closed", "concerns_lanes",
     "consts_of", "discharge", "emitting", "has_cotangent", "has_third_party_rule", "hide", "hoisted", "inner_jaxprs",
-    "is_own_primitive", "is_ref", "is_vmappable", "is_zero", "lane_aval", "lift_sharding", "mesh_axis", "names_axis",
+    "is_own_primitive", "is_ref", "is_view", "is_vmappable", "is_zero", "lane_aval", "lift_sharding", "mesh_axis", "names_axis",
     "no_cotangent", "numbers", "of_many", "open_jaxpr", "primitives_of_jax", "pull_back", "pulled_back", "raising_line",
     "rebind", "scan_counts", "side_effects", "sparse_definition", "trace_context", "trace_jaxpr", "trace_state_clean",
     "transform_name_stack", "user_file_and_line", "user_line", "valid_jaxtype", "variable_of", "variables_seen", "vary",
@@ -124,6 +125,8 @@ def aval_key(x: Any) -> Any:
     """A key for the shape, dtype, weak type and sharding of `x`, an array or a container of arrays."""
     if is_vmappable(x):
         return jax.tree.structure(x), tuple(map(aval_key, jax.tree.leaves(x)))
+    if is_view(x):  # has none: it is refused where its name is known
+        return type(x)
     return x.aval if isinstance(x, jax.Array) else aval_of(x)
 
 
@@ -195,6 +198,11 @@ def watches_nans() -> bool:
 def is_ref(x: Any) -> bool:
     """Whether `x` is a mutable array reference."""
     return isinstance(x, Ref)
+
+
+def is_view(x: Any) -> bool:
+    """Whether `x` is a part of a reference, `ref.at[...]`."""
+    return isinstance(x, TransformedRef)
 
 
 # --- equations --------------------------------------------------------------------------------------------------------

@@ -60,6 +60,14 @@ def test_shared_reference_cannot_be_stored_into(store: Callable) -> None:
     assert "test_state.py" in caught.value.__notes__[0]
 
 
+def test_part_of_a_reference_is_no_argument() -> None:
+    def call() -> Any:
+        return minibatch.vmap(lambda ref: ref[...])(jax.new_ref(jnp.zeros(3)).at[1:])
+
+    with pytest.raises(TypeError, match="TransformedRefs are not allowed as arguments, but argument ref is one"):
+        jax.jit(call)()
+
+
 def test_reference_made_in_a_lane_may_get_what_differs_by_lane_later() -> None:
     def fun(x: Any) -> Any:
         ref = jax.new_ref(0.0)
