@@ -52,12 +52,12 @@ __all__ = [
     "ArrayImpl", "ClosedJaxpr", "DropVar", "Jaxpr", "JaxprEqn", "Literal", "NDIndexer", "Primitive", "Slice", "Var",
     "apply_registered", "as_argument", "aval_key", "aval_of", "axis_env", "batched_aval", "closed", "concerns_lanes",
     "consts_of", "discharge", "emitting", "has_cotangent", "has_third_party_rule", "hide", "hoisted", "inner_jaxprs",
-    "is_own_primitive", "is_ref", "is_view", "is_vmappable", "is_zero", "lane_aval", "lift_sharding", "mesh_axis", "names_axis",
-    "no_cotangent", "numbers", "of_many", "open_jaxpr", "primitives_of_jax", "pull_back", "pulled_back", "raising_line",
-    "rebind", "scan_counts", "side_effects", "sparse_definition", "trace_context", "trace_jaxpr", "trace_state_clean",
-    "transform_name_stack", "user_file_and_line", "user_line", "valid_jaxtype", "variable_of", "variables_seen", "vary",
-    "vary_like", "varying", "varying_aval", "vmappable_from_lane", "vmappable_to_lane", "vmappables", "with_captured",
-    "with_lanes", "wrapped", "zero_of_lane", "zero_of_lanes", "zeros",
+    "is_own_primitive", "is_ref", "is_view", "is_vmappable", "is_zero", "lane_aval", "lift_sharding", "mesh_axis",
+    "names_axis", "names_given_up", "no_cotangent", "numbers", "of_many", "open_jaxpr", "primitives_of_jax", "pull_back",
+    "pulled_back", "raising_line", "rebind", "scan_counts", "side_effects", "sparse_definition", "trace_context",
+    "trace_jaxpr", "trace_state_clean", "transform_name_stack", "user_file_and_line", "user_line", "valid_jaxtype",
+    "variable_of", "variables_seen", "vary", "vary_like", "varying", "varying_aval", "vmappable_from_lane",
+    "vmappable_to_lane", "vmappables", "with_captured", "with_lanes", "wrapped", "zero_of_lane", "zero_of_lanes", "zeros",
 ]  # fmt: skip
 
 ONE_JAXPR_CLASS = ClosedJaxpr is Jaxpr  # since 0.11: a Jaxpr carries its own consts
@@ -443,6 +443,13 @@ def with_lanes(spec: PartitionSpec, bdim: int, entry: Any) -> PartitionSpec:
     entry = entry[0] if isinstance(entry, tuple) and len(entry) == 1 else entry
     parts = [*spec.partitions, *[None] * (bdim - len(spec.partitions))]
     return spec.update(partitions=(*parts[:bdim], entry, *parts[bdim:]))
+
+
+def names_given_up(specs: Iterable[PartitionSpec]) -> set:
+    """The mesh axes in `specs` if JAX is told not to mind (`jax_disable_vmap_shmap_error`) that lanes lie over them too."""
+    if not _config.disable_vmap_shmap_error.value:
+        return set()
+    return {name for spec in specs for part in spec.partitions for name in _names_in(part)}
 
 
 def _names_in(entry: Any) -> tuple:

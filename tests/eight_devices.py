@@ -170,6 +170,15 @@ def test_shards_of_some_lanes_cannot_act_across_them(name: str) -> None:
         minibatch.vmap(across, axis_name="i", spmd_axis_name="b")(X)
 
 
+def test_lanes_give_way_to_a_shard_map_over_their_mesh_axis_if_jax_is_told_not_to_mind() -> None:
+    gather = lambda x: lax.all_gather(x, "a", tiled=True)
+    fun = lambda x, w: jax.shard_map(gather, mesh=MESH, in_specs=P("a"), out_specs=P(), check_vma=False)(x) * w
+    with pytest.raises(ValueError, match="vmap spmd_axis_name cannot appear in"):
+        agree(fun, (0, None), X, W[0], spmd_axis_name="a")
+    with jax._src.config.disable_vmap_shmap_error(True):
+        agree(fun, (0, None), X, W[0], spmd_axis_name="a")
+
+
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_map_of_a_gradient_through_shard_map(check_vma: bool) -> None:
     def loss(x: Any) -> Any:

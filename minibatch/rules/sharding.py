@@ -89,11 +89,16 @@ def device_put(axis: Axis, eqn: Any, *operands: Any) -> list:
 
 @rule("shard_map", anywhere=True, always=True)
 def shard_map(axis: Axis, eqn: Any, *operands: Any) -> list:
-    """f on shards of [*s]   lifts to   the lifted f on shards of [B, *s], which hold all lanes or some."""
+    """f on shards of [*s]   lifts to   the lifted f on shards of [B, *s], which hold all lanes or some.
+
+    Raises:
+      ValueError: the lanes lie over a mesh axis that the specs of one lane use.
+    """
     if not any(map(is_batched, operands)) and not _jax.names_axis(eqn, axis.name):
         return rebind(eqn, *operands)
     mesh, manual, jaxpr = (eqn.params[name] for name in ("mesh", "newly_manual_axes", "jaxpr"))
-    entry = tuple(name for name in over(axis) if name in manual)
+    taken = _jax.names_given_up([*eqn.params["in_specs"], *eqn.params["out_specs"]])  # there each shard holds all lanes
+    entry = tuple(name for name in over(axis) if name in manual and name not in taken)
     arrays, bdims = apart(operands)
     out_bdims: list[int | None] = []
 
