@@ -49,19 +49,32 @@ def jaxpr_cost(jaxpr: Any, trips: float = 1.0) -> Cost:
 
     A scan counts all its steps, a `while` loop `trips` of them, a branch of several the dearest.
     """
+    return sum(eqn_costs(jaxpr, trips), Cost())
+
+
+def eqn_costs(jaxpr: Any, trips: float = 1.0, stored: bool = True) -> list[Cost]:
+    """The cost of each equation of `jaxpr`. An input that only fused equations read is paid for by the first of them, an
+    output by the one that makes it; neither if what goes in and out is not `stored` in memory.
+    """
     jaxpr = _jax.open_jaxpr(jaxpr)
     costs = [eqn_cost(eqn, trips) for eqn in jaxpr.eqns]
-    fused = [eqn for eqn, cost in zip(jaxpr.eqns, costs, strict=True) if not cost.bytes]
-    read = {v for eqn in fused for v in _variables(eqn.invars)} & {*jaxpr.invars}
-    written = {v for eqn in fused for v in eqn.outvars} & {*_variables(jaxpr.outvars)}
-    return sum(costs, Cost(bytes=sum(map(_bytes, read | written))))
+    if not stored:
+        return costs
+    unread, unwritten = {*jaxpr.invars}, {*_variables(jaxpr.outvars)}
+    for i, eqn in enumerate(jaxpr.eqns):
+        if not costs[i].bytes:
+            touched = ({*_variables(eqn.invars)} & unread) | ({*eqn.outvars} & unwritten)
+            costs[i] += Cost(bytes=sum(map(_bytes, touched)))
+            unread -= touched
+    return costs
 
 
 def eqn_cost(eqn: Any, trips: float = 1.0) -> Cost:
     """The cost of one equation; for one with jaxprs inside, that of what they run. `trips`: see `jaxpr_cost`."""
+    inside = runs(eqn, trips)
+    if inside is not None:
+        return sum((run.cost(trips) * run.times for run in inside), Cost())
     name = eqn.primitive.name
-    if name in _INNER or (name not in _OWN and any(True for _ in _jax.inner_jaxprs(eqn))):
-        return _INNER.get(name, _once)(eqn, trips)
     if name in _OWN:
         return Cost(flops=_OWN[name](eqn), bytes=_TOUCHED.get(name, _all_bytes)(eqn))
     if name in VIEWS:
@@ -101,36 +114,51 @@ def _all_bytes(eqn: Any) -> float:
 # --- equations that run jaxprs ----------------------------------------------------------------------------------------
 
 
-def _once(eqn: Any, trips: float) -> Cost:
-    return sum((_inside(jaxpr, trips) for jaxpr in _jax.inner_jaxprs(eqn)), Cost())
+class Run(NamedTuple):
+    """A jaxpr inside an equation: run so many `times`; `stored` if what goes in and out passes through memory."""
+
+    jaxpr: Any
+    times: float
+    stored: bool
+
+    def cost(self, trips: float) -> Cost:
+        """Of running it once."""
+        return sum(eqn_costs(self.jaxpr, trips, self.stored), Cost())
 
 
-def _inside(jaxpr: Any, trips: float) -> Cost:
-    return sum((eqn_cost(eqn, trips) for eqn in _jax.open_jaxpr(jaxpr).eqns), Cost())
+def runs(eqn: Any, trips: float = 1.0) -> list[Run] | None:
+    """What an equation runs; None if it is one that does the work itself."""
+    name = eqn.primitive.name
+    if name in _INNER:
+        return _INNER[name](eqn, trips)
+    inside = [] if name in _OWN else [Run(jaxpr, 1, False) for jaxpr in _jax.inner_jaxprs(eqn)]
+    return inside or None
 
 
-def _scan(eqn: Any, trips: float) -> Cost:
-    return jaxpr_cost(eqn.params["jaxpr"], trips) * eqn.params["length"]
+def _scan(eqn: Any, trips: float) -> list[Run]:
+    return [Run(eqn.params["jaxpr"], eqn.params["length"], True)]
 
 
-def _while(eqn: Any, trips: float) -> Cost:
-    return (jaxpr_cost(eqn.params["body_jaxpr"], trips) + jaxpr_cost(eqn.params["cond_jaxpr"], trips)) * trips
+def _while(eqn: Any, trips: float) -> list[Run]:
+    return [Run(eqn.params["cond_jaxpr"], trips, True), Run(eqn.params["body_jaxpr"], trips, True)]
 
 
-def _cond(eqn: Any, trips: float) -> Cost:
-    return max((jaxpr_cost(branch, trips) for branch in eqn.params["branches"]), key=sum)
+def _cond(eqn: Any, trips: float) -> list[Run]:
+    branches = [Run(branch, 0, True) for branch in eqn.params["branches"]]
+    dearest = max(range(len(branches)), key=lambda i: sum(branches[i].cost(trips)))
+    return [run._replace(times=int(i == dearest)) for i, run in enumerate(branches)]
 
 
-def _derivable(eqn: Any, trips: float) -> Cost:
+def _derivable(eqn: Any, trips: float) -> list[Run]:
     """A function with a derivative rule: the function is what runs."""
-    return _inside(next(iter(_jax.inner_jaxprs(eqn))), trips)
+    return [Run(next(iter(_jax.inner_jaxprs(eqn))), 1, False)]
 
 
-def _linear_solve(eqn: Any, trips: float) -> Cost:
-    return _inside(eqn.params["jaxprs"].solve, trips)
+def _linear_solve(eqn: Any, trips: float) -> list[Run]:
+    return [Run(eqn.params["jaxprs"].solve, 1, False)]
 
 
-_INNER: dict[str, Callable[[Any, float], Cost]] = {
+_INNER: dict[str, Callable[[Any, float], list[Run]]] = {
     "scan": _scan, "while": _while, "cond": _cond, "custom_linear_solve": _linear_solve,
     "custom_jvp_call": _derivable, "custom_vjp_call": _derivable, "custom_vmap_call": _derivable,
 }  # fmt: skip
