@@ -17,7 +17,7 @@ from minibatch._divergence import chosen
 from minibatch._keys import Latest, is_traced
 from minibatch._trace import Call, parts, trace
 
-__all__ = ["Vmapped", "rules", "vmap"]
+__all__ = ["Vmapped", "explain", "rules", "vmap"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -71,15 +71,17 @@ class Vmapped(Generic[P, R]):
         return self._programs.find(in_tree, axes, leaves, lambda: self._bind(args, kwargs))(leaves)
 
     @_reported
-    def jaxpr(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+    def jaxpr(self, *args: Any, annotate: bool = False, **kwargs: Any) -> Any:
         """The batched program for these arguments, as a jaxpr that prints.
 
         Args:
           *args: as for a call; an array may be a `jax.ShapeDtypeStruct`.
-          **kwargs: likewise.
+          annotate: True for the program as text, its inputs by name and each variable with its lane axis: `f32[B:3,2]`.
+          **kwargs: as for a call.
 
         Returns:
           A closed jaxpr. Its inputs are the arrays among the arguments, in order; what else was shared is part of it.
+          Where it is to be annotated, a string; what the function captured is an input there too.
 
         Examples:
           >>> import jax.numpy as jnp, minibatch
@@ -90,10 +92,41 @@ class Vmapped(Generic[P, R]):
                 preferred_element_type=float32
               ] a b
             in (c,) }
+
+          >>> print(minibatch.vmap(lambda x, w: x @ w, in_axes=(0, None)).jaxpr(jnp.ones((3, 2)), jnp.ones(2), annotate=True))
+          { lambda ; x:f32[B:3,2] w:f32[2]. let
+              a:f32[B:3] = dot_general[dimension_numbers=(((1,),(0,)),((),())) preferred_element_type=float32] x w
+            in (a,) }
         """
         call = self._bind(args, kwargs)
+        if annotate:
+            from minibatch.report.report import annotated
+
+            return annotated(call, self._names(args, kwargs))
         avals = [_jax.aval_of(x) for x in call.arrays()]
         return _jax.trace_jaxpr(lambda *arrays: tree_leaves(_emit(call.with_arrays(arrays))), avals)
+
+    @_reported
+    def explain(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """What batching does to the function, for these arguments: see `explain`, whose options have their defaults here.
+
+        Args:
+          *args: as for a call; an array may be a `jax.ShapeDtypeStruct`.
+          **kwargs: likewise.
+
+        Returns:
+          A report, to be printed. It also knows whether calls so far had to be compiled anew, and why.
+        """
+        return self._explain(args, kwargs, {})
+
+    def _explain(self, args: tuple, kwargs: dict, options: dict[str, Any]) -> Any:
+        from minibatch.report.report import explain  # not needed to map, and not loaded for it
+
+        names = self._names(args, kwargs)
+        return explain(self._bind(args, kwargs), names, calls=self._programs.differences(names), **options)
+
+    def _names(self, args: tuple, kwargs: dict) -> list[str]:
+        return [name.removeprefix("argument ") for name in _axes.leaf_names(self._fun, args, kwargs)]
 
     @_reported
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Traced:
@@ -270,3 +303,52 @@ def vmap(
     if not callable(fun):
         raise _errors.not_callable(fun)
     return Vmapped(fun, options)
+
+
+def explain(
+    fun: Callable,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    axis_name: Hashable | None = None,
+    axis_size: int | None = None,
+    spmd_axis_name: Any = None,
+    *,
+    divergence: str | Sequence[str] | None = None,
+    memory: int | str = "16GB",
+) -> Callable[..., Any]:
+    """What `vmap(fun, ...)` does to a program: which lines get lanes, what each becomes, what it costs, what to mend.
+
+    The function is traced, never run.
+
+    Args:
+      fun, in_axes, out_axes, axis_name, axis_size, spmd_axis_name, divergence: as for `vmap`.
+      memory: how many bytes there are (`"8GB"`, `"512MiB"`, a number), to say how many lanes fit.
+
+    Returns:
+      A function of the arguments of `fun`, which may be `jax.ShapeDtypeStruct`s, that returns a report. Print it; its
+      `findings` say what to mend, `why(x)` why a value differs by lane, `full()` lists every equation, `to_dict()` is all
+      of it as data.
+
+    Raises:
+      ValueError: at the call, if the arguments do not fit `in_axes`, or `memory` is no number of bytes. An error that
+        `fun` raises while it is traced is raised as it is.
+
+    Examples:
+      >>> import jax, minibatch
+      >>> report = minibatch.explain(lambda x, w: x @ w, in_axes=(0, None))(
+      ...     jax.ShapeDtypeStruct((128, 3), "float32"), jax.ShapeDtypeStruct((3,), "float32")
+      ... )
+      >>> report.findings
+      []
+      >>> print(report.why("output"))
+      dot_general  (equation 1)  <doctest minibatch._api.explain[1]>:1
+        <- argument x, lanes on axis 0
+      <BLANKLINE>
+    """
+    mapped = vmap(fun, in_axes, out_axes, axis_name, axis_size, spmd_axis_name, divergence=divergence)
+
+    @_reported
+    def report(mapped: Vmapped, *args: Any, **kwargs: Any) -> Any:
+        return mapped._explain(args, kwargs, {"memory": memory})
+
+    return functools.partial(report, mapped)

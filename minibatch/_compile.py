@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
@@ -127,6 +128,10 @@ class Programs:
         self.kept.clear()
         self._lanes.clear()
 
+    def differences(self, names: Sequence[str]) -> list[str]:
+        """In what each call that was compiled anew differed from the one compiled before. `names`: of the arguments."""
+        return [_difference(before, after, names) for before, after in itertools.pairwise(self.kept.keys())]
+
     def find(self, in_tree: Any, axes: tuple, leaves: list, bind: Callable[[], Call]) -> Program:
         """The program for a call, traced if it is new; `bind` gives the call in full."""
         now = context()
@@ -173,6 +178,16 @@ def lane_keys(call: Call) -> tuple:
     """A key for each leaf of the arguments as one lane sees it."""
     leaves = zip(call.leaves, call.axes, call.traced, strict=True)
     return tuple([_jax.lane_aval(x, d) if traced else static_key(x) for x, d, traced in leaves])
+
+
+def _difference(before: tuple, after: tuple, names: Sequence[str]) -> str:
+    """In what two keys of programs differ, in words."""
+    if before[:2] != after[:2]:
+        return "the arguments had another structure, or other axes"
+    for name, old, new in zip(names, before[2], after[2], strict=False):
+        if old != new:
+            return f"{name} was {_errors.describe_key(old)} and then {_errors.describe_key(new)}"
+    return "JAX's configuration or the rules had changed"
 
 
 NEEDS_CONCRETE = object()  # stands for a call whose shared leaves are needed concretely: the program is under that call's key

@@ -54,19 +54,31 @@ def jaxpr_cost(jaxpr: Any, trips: float = 1.0) -> Cost:
 
 def eqn_costs(jaxpr: Any, trips: float = 1.0, stored: bool = True) -> list[Cost]:
     """The cost of each equation of `jaxpr`. An input that only fused equations read is paid for by the first of them, an
-    output by the one that makes it; neither if what goes in and out is not `stored` in memory.
+    output by the one that makes it; neither if what goes in and out is not `stored` in memory. What nothing reads is free.
     """
     jaxpr = _jax.open_jaxpr(jaxpr)
-    costs = [eqn_cost(eqn, trips) for eqn in jaxpr.eqns]
+    costs = [eqn_cost(eqn, trips) if lives else Cost() for eqn, lives in zip(jaxpr.eqns, alive(jaxpr), strict=True)]
     if not stored:
         return costs
     unread, unwritten = {*jaxpr.invars}, {*_variables(jaxpr.outvars)}
     for i, eqn in enumerate(jaxpr.eqns):
         if not costs[i].bytes:
             touched = ({*_variables(eqn.invars)} & unread) | ({*eqn.outvars} & unwritten)
-            costs[i] += Cost(bytes=sum(map(_bytes, touched)))
+            costs[i] += Cost(bytes=sum(map(nbytes, touched)))
             unread -= touched
     return costs
+
+
+def alive(jaxpr: Any) -> list[bool]:
+    """Whether each equation of `jaxpr` is of use: XLA drops the others."""
+    jaxpr = _jax.open_jaxpr(jaxpr)
+    wanted = {*_variables(jaxpr.outvars)}
+    lives = []
+    for eqn in reversed(jaxpr.eqns):
+        lives.append(bool(eqn.effects) or not wanted.isdisjoint(eqn.outvars))
+        if lives[-1]:
+            wanted.update(_variables(eqn.invars))
+    return lives[::-1]
 
 
 def eqn_cost(eqn: Any, trips: float = 1.0) -> Cost:
@@ -103,12 +115,13 @@ def _size(atom: Any) -> float:
     return float(math.prod(d for d in _shape(atom) if isinstance(d, int)))
 
 
-def _bytes(atom: Any) -> float:
+def nbytes(atom: Any) -> float:
+    """The bytes that `atom` takes."""
     return _size(atom) * getattr(getattr(atom.aval, "dtype", None), "itemsize", 4)
 
 
 def _all_bytes(eqn: Any) -> float:
-    return sum(map(_bytes, (*eqn.invars, *eqn.outvars)))
+    return sum(map(nbytes, (*eqn.invars, *eqn.outvars)))
 
 
 # --- equations that run jaxprs ----------------------------------------------------------------------------------------
@@ -169,7 +182,8 @@ _INNER: dict[str, Callable[[Any, float], list[Run]]] = {
 
 def _dot_general(eqn: Any) -> float:
     (contracted, _), _ = eqn.params["dimension_numbers"]
-    return 2 * _size(eqn.outvars[0]) * math.prod(_shape(eqn.invars[0])[d] for d in contracted)
+    terms = math.prod(_shape(eqn.invars[0])[d] for d in contracted)
+    return _size(eqn.outvars[0]) * (2 * terms if terms > 1 else 1)  # a product alone where nothing is summed
 
 
 def _conv(eqn: Any) -> float:
@@ -235,16 +249,16 @@ _OWN: dict[str, Callable[[Any], float]] = {
 
 
 def _twice_the_result(eqn: Any) -> float:
-    return 2 * sum(map(_bytes, eqn.outvars)) + sum(map(_bytes, eqn.invars[1:]))
+    return 2 * sum(map(nbytes, eqn.outvars)) + sum(map(nbytes, eqn.invars[1:]))
 
 
 def _twice_the_update(eqn: Any) -> float:
     """An operand that nothing else reads is updated in place."""
-    return 2 * _bytes(eqn.invars[-1]) + (_bytes(eqn.invars[1]) if len(eqn.invars) == 3 else 0)
+    return 2 * nbytes(eqn.invars[-1]) + (nbytes(eqn.invars[1]) if len(eqn.invars) == 3 else 0)
 
 
 _TOUCHED: dict[str, Callable[[Any], float]] = {
     "gather": _twice_the_result, "dynamic_slice": _twice_the_result,
-    "dynamic_update_slice": lambda eqn: 2 * _bytes(eqn.invars[1]),
+    "dynamic_update_slice": lambda eqn: 2 * nbytes(eqn.invars[1]),
     **dict.fromkeys(words(_SCATTERS), _twice_the_update),
 }  # fmt: skip

@@ -80,6 +80,16 @@ def describe(x: Any) -> str:
     return f"{type(x).__name__} with children {keys}" if children else f"an empty {type(x).__name__}"
 
 
+def describe_key(key: Any) -> str:
+    """What stands for an argument in the key of a program: an aval, or a kind of value."""
+    if hasattr(key, "str_short"):
+        return key.str_short(short_dtypes=True)
+    kind = key[0] if isinstance(key, tuple) and key else key
+    if kind is np.ndarray:
+        return f"a NumPy array {key[2]}{list(key[1])}"
+    return repr(key[1]) if kind in (bool, int, str, float) else f"another {getattr(kind, '__name__', kind)}"
+
+
 def _type_of(x: Any) -> str:
     try:
         return jax.typeof(x).str_short()

@@ -57,6 +57,10 @@ class Latest:
                     self._kept[oldest] = [entry[0], False]
             self._kept[key] = [value, False]
 
+    def keys(self) -> list:
+        """The keys of all that is kept, the latest put last."""
+        return list(self._kept)
+
     def values(self) -> list:
         """All that is kept."""
         return [value for value, _ in list(self._kept.values())]

@@ -17,10 +17,15 @@ NAMES = [str(file.relative_to(PACKAGE)) for file in FILES]
 # Each room with those it may import, from the top of the house down.
 MAY_IMPORT = {
     "__init__.py": {"_api", "_axes", "_compile", "_divergence", "_errors", "_jax", "extend"},
-    "__main__.py": {"_support", "tour"},
+    "__main__.py": {"_command", "_support", "tour"},
+    "_command.py": {"minibatch", "report"},
+    "testing.py": {"_api", "report"},
     "tour/": {"minibatch", "tour"},
     "_support.py": {"_registry", "_jax"},
-    "_api.py": {"_axes", "_batched", "_compile", "_divergence", "_errors", "_jax", "_keys", "_trace", "rules"},
+    "_api.py": {"_axes", "_batched", "_compile", "_divergence", "_errors", "_jax", "_keys", "_trace", "report", "rules"},
+    "report/": {
+        "_batched", "_compile", "_cost", "_errors", "_interpreter", "_jax", "_registry", "_trace", "report",
+    },
     "_compile.py": {
         "_axes", "_batched", "_captured", "_errors", "_hoist", "_interpreter", "_jax", "_keys", "_registry", "_structure",
         "_trace",

@@ -1,0 +1,25 @@
+"""One query attends to memory: the program that docs/explain.md looks at."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def attend(query, keys, values, i):
+    """The values, weighted by how well their keys fit; and one of them once more."""
+    weights = jax.nn.softmax(keys @ query)
+    return weights @ values + values[i]
+
+
+def settle(query, keys, values):
+    """Attend again and again until nothing changes."""
+
+    def moving(state):
+        query, before = state
+        return jnp.abs(query - before).max() > 1e-3
+
+    def step(state):
+        query, _ = state
+        return jax.nn.softmax(keys @ query) @ values, query
+
+    return lax.while_loop(moving, step, (query, query + 1))[0]
