@@ -9,6 +9,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--fuzz=20000` checks so many programs at random; `--write-golden` takes the reports as they are now for good."""
+    """How much of what is random or long is run; `--write-golden` takes the reports as they are now for good."""
     parser.addoption("--fuzz", type=int, default=0, help="check so many programs at random (tests/test_fuzz.py)")
+    parser.addoption("--harnesses", choices=["some", "all"], default="some", help="how many (tests/test_harnesses.py)")
     parser.addoption("--write-golden", action="store_true", help="write the golden reports anew (tests/test_report.py)")
