@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -28,7 +29,8 @@ class Provenance:
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
-        self._makers: dict[Place, tuple[Equation, int]] = {}
+        self._makers: dict[Place, Equation] = {}
+        self._made: dict[Equation, list[Place]] = collections.defaultdict(list)
         self._causes: dict[Place, list[Place]] = collections.defaultdict(list)
         self._bdims: dict[Place, int | None] = {}
         self._roots: dict[Place, str] = {}
@@ -45,35 +47,42 @@ class Provenance:
 
     def equation(self, equation: Equation) -> list[Step]:
         """The way from what `equation` makes. Empty: every lane has the same."""
-        places = [place for place, (maker, k) in self._makers.items() if maker is equation and equation.outs[k] is not None]
-        return min(map(self._way, places), key=len, default=[])
+        return min(filter(None, map(self._way, self._made[equation])), key=len, default=[])
 
-    def _way(self, start: Place) -> list[Step]:
-        """Breadth first, so that the way is a shortest."""
-        if self._bdims.get(start) is None:
-            return []
-        came: dict[Place, Place | None] = {start: None}
-        queue = collections.deque([start])
-        while queue:
-            place = queue.popleft()
-            causes = [cause for cause in self._causes[place] if self._bdims.get(cause) is not None]
-            if place in self._roots or not causes:
-                return self._steps(place, came)
-            for cause in causes:
-                if cause not in came:
-                    came[cause] = place
-                    queue.append(cause)
-        return self._steps(start, came)
-
-    def _steps(self, place: Place | None, came: dict[Place, Place | None]) -> list[Step]:
+    def _way(self, place: Place | None) -> list[Step]:
         steps: list[Step] = []
+        if place is None or self._bdims.get(place) is None:
+            return steps
         while place is not None:
             if place in self._roots:
                 steps.append(Step(None, self._roots[place], self._bdims[place]))
             elif place in self._makers:
-                steps.append(Step(self._makers[place][0], self._makers[place][0].name, self._bdims[place]))
-            place = came[place]
-        return steps[::-1]
+                steps.append(Step(self._makers[place], self._makers[place].name, self._bdims[place]))
+            place = self._next.get(place)
+        return steps
+
+    @functools.cached_property
+    def _next(self) -> dict[Place, Place]:
+        """From each value with lanes the next on a shortest way: breadth first, from all ends at once."""
+        effects: dict[Place, list[Place]] = collections.defaultdict(list)
+        ends = []
+        for place in [place for place, bdim in self._bdims.items() if bdim is not None]:
+            causes = [cause for cause in self._causes[place] if not self._shared(cause)]
+            for cause in causes:
+                effects[cause].append(place)
+            if place in self._roots or not causes:
+                ends.append(place)
+        following: dict[Place, Place] = {}
+        seen = {*ends}
+        queue = collections.deque(ends)
+        while queue:
+            cause = queue.popleft()
+            for place in effects[cause]:
+                if place not in seen:
+                    seen.add(place)
+                    following[place] = cause
+                    queue.append(place)
+        return following
 
     # --- the graph ---
 
@@ -85,8 +94,9 @@ class Provenance:
             self._bdims[scope, var] = bdim
         for equation in scope.equations:
             made = [(scope, var) for var in equation.eqn.outvars]
+            self._made[equation] += made
             for k, place in enumerate(made):
-                self._makers[place] = equation, k
+                self._makers[place] = equation
                 self._bdims[place] = equation.outs[k]
             through = equation.name != "while" and equation.name != "cond" and bool(equation.scopes)
             given = [(scope, v) for v in equation.eqn.invars if not isinstance(v, _jax.Literal)]

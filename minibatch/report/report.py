@@ -170,11 +170,17 @@ class Report:
             "lane": [text.shape(v.aval, None, 0) for v in outs],
             "lanes": [text.shape(v.aval, d, self._facts.size) for v, d in zip(outs, e.outs, strict=True)],
             "bdims": [*e.outs],
+            "because": self._because(e),
             "became": [b.primitive.name for b in e.emitted],
             "before": _cost(e.before),
             "after": _cost(e.after),
             "inside": [self._scope(inner) for inner in e.scopes],
         }
+
+    def _because(self, e: Equation) -> int | str | None:
+        """What has the lanes that `e` got: the number of the next equation on the way to an argument, or its name."""
+        steps = self._provenance.equation(e)[1:2]
+        return None if not steps else steps[0].equation.number if steps[0].equation else steps[0].name
 
     @functools.cached_property
     def _letters(self) -> text.Letters:
