@@ -276,8 +276,9 @@ def can_be_lowered(jaxpr: Any) -> bool:
 
 
 def side_effects(jaxpr: Any) -> bool:
-    """Whether `jaxpr`, or an equation, does something beside computing its outputs."""
-    return any(not isinstance(effect, _core.NamedAxisEffect) for effect in jaxpr.effects)
+    """Whether `jaxpr`, or an equation, does something beside computing its outputs: references of its own are inside it."""
+    inside = (_core.NamedAxisEffect, _core.InternalMutableArrayEffect)
+    return any(not isinstance(effect, inside) for effect in jaxpr.effects)
 
 
 def discharge(eqn: Any) -> Any:

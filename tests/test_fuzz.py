@@ -7,27 +7,47 @@ from collections.abc import Callable, Iterator
 import fuzz
 import jax
 import pytest
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 
 EACH = 25  # programs in a test, after which what was compiled is forgotten
 
 
+def drawn(number: int, steps: int, grad: bool) -> fuzz.Program:
+    """The program of this number, drawn by itself: in one long run hypothesis would try many variations of a few."""
+    found = []
+
+    @seed(number)
+    @settings(max_examples=2, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @given(fuzz.programs(steps, grad))
+    def record(program: fuzz.Program) -> None:
+        found.append(program)
+
+    record()
+    return found[-1]  # the first example is the empty program
+
+
 def check_programs(check: Callable, numbers: range, steps: int, grad: bool) -> None:
-    """Check the programs of these numbers.
-
-    Each is drawn by itself (the first of two examples is the empty program): in one long run hypothesis would try many
-    variations of a few.
-    """
+    """Check the programs of these numbers. One that fails is made smaller and printed as a program to run."""
+    failures = []
     for number in numbers:
+        program = drawn(number, steps, grad)
+        try:
+            check(program)
+        except Exception as error:
+            small = fuzz.shrunk(program, lambda candidate, error=error: failing(check, candidate, type(error)))
+            error.add_note(f"program {number}:\n\nfrom fuzz import *\n\n{check.__name__}({small})")
+            failures.append(error)
+    if failures:
+        raise failures[0] if len(failures) == 1 else ExceptionGroup(f"{len(failures)} programs", failures)
 
-        @seed(number)
-        @settings(max_examples=2, database=None, deadline=None, suppress_health_check=list(HealthCheck))
-        @given(fuzz.programs(steps, grad))
-        def checked(program: fuzz.Program) -> None:
-            if program.body.steps:
-                check(program)
 
-        checked()
+def failing(check: Callable, program: fuzz.Program, kind: type) -> bool:
+    """Whether it fails in this way."""
+    try:
+        check(program)
+    except Exception as error:
+        return type(error) is kind
+    return False
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -37,8 +57,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(autouse=True)
-def forgets_what_it_compiled() -> Iterator[None]:
+def compiles_quickly() -> Iterator[None]:
+    """Without XLA's costly passes, which are not what is tested; what was compiled is forgotten."""
+    jax.config.update("jax_disable_most_optimizations", True)
     yield
+    jax.config.update("jax_disable_most_optimizations", False)
     jax.clear_caches()
 
 

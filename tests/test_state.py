@@ -111,3 +111,18 @@ def test_indices_that_differ_among_slices_and_integers() -> None:
 def test_reference_seen_through_more_than_an_index_says_so() -> None:
     with pytest.raises(NotImplementedError, match="get of a reference seen through"):
         minibatch.vmap(lambda x: jax.new_ref(x).at[1:].at[0][...])(jnp.ones((2, 3)))
+
+
+def test_lanes_meet_in_a_loop_with_a_reference_of_its_own() -> None:
+    def fun(x: Any, n: Any) -> Any:
+        def step(state: Any) -> Any:
+            k, y = state
+            ref = jax.new_ref(y)
+            ref[0] += lax.psum(y[1], "lanes")
+            return k + 1, ref[...]
+
+        return lax.while_loop(lambda state: state[0] < n, step, (0, x))[1]
+
+    x, n = jnp.arange(6.0).reshape(3, 2), jnp.asarray([1, 3, 0])
+    found = minibatch.vmap(fun, axis_name="lanes")(x, n)
+    np.testing.assert_allclose(found, [[0 + 9, 1], [2 + 3 * 9, 3], [4, 5]])

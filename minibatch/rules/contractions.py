@@ -170,7 +170,8 @@ def conv_general_dilated(axis: Axis, eqn: Any, x: Any, kernel: Any) -> list:
     Lanes of both are groups:   [N, BC] * [BO, C] -> [N, BO]   or, where there are groups of batches already,
     [BN, C] * [BO, C] -> [N, BO].
     """
-    (batch, feature, *_), (out_feature, *_), (result_batch, result_feature, *_) = eqn.params["dimension_numbers"]
+    (batch, feature, *_), (out_feature, *_), result = eqn.params["dimension_numbers"]
+    result_batch, result_feature = map(int, result[:2])
     batch_groups, feature_groups = eqn.params["batch_group_count"], eqn.params["feature_group_count"]
     if not is_batched(kernel):
         [out] = rebind(eqn, fold(x, batch, batch_groups), kernel)

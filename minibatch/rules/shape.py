@@ -29,7 +29,7 @@ def transpose(axis: Axis, eqn: Any, x: Batched) -> list:
 def broadcast_in_dim(axis: Axis, eqn: Any, x: Batched) -> list:
     """[*s] -> [*t]   lifts to   [B, *s] -> [B, *t]; B elsewhere in s comes right after the dim of t that it came after in s."""
     dims = eqn.params["broadcast_dimensions"]
-    bdim = dims[x.bdim - 1] + 1 if x.bdim else 0
+    bdim = int(dims[x.bdim - 1]) + 1 if x.bdim else 0
     dims = insert(shift(dims, bdim), x.bdim, bdim)
     shape = insert(eqn.params["shape"], bdim, axis.size)
     changed = {"shape": shape, "broadcast_dimensions": dims, **shardings(axis, eqn, bdim)}

@@ -1,6 +1,8 @@
 """Cases for rules/shape.py."""
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from oracle import Case, Draw, bools, c64, f32, i32, keys
 
@@ -15,6 +17,12 @@ CASES = [
         (f32(2, 3),),
         "broadcast_in_dim",
         grad=True,
+    ),
+    Case(
+        "broadcast_in_dim, dims as numpy numbers",
+        lambda x: jax.jit(jnp.sin)(lax.broadcast_in_dim(x, (3, 2), (np.int64(0),))),
+        (f32(3),),
+        "broadcast_in_dim",
     ),
     Case("broadcast-scalar", lambda x: jnp.broadcast_to(x, (2, 3)), (Draw((), jnp.bfloat16),), "broadcast_in_dim"),
     Case(
