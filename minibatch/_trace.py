@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -110,6 +111,8 @@ def trace(call: Call, concrete: bool = False) -> tuple[Call, Traced]:
         raise _errors.lane_is_abstract(error, call.fun) from first
 
 
+FLAT = inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])  # no parameters of `fun`: leaves
+
 CONCRETIZATION_ERRORS = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -131,6 +134,7 @@ def _trace(call: Call, mode: contextlib.AbstractContextManager) -> Traced:
         return arrays
 
     one_lane.__name__ = _errors.name_of(call.fun)
+    vars(one_lane).update(__wrapped__=call.fun, __signature__=FLAT)  # then messages of JAX name the user's file
     axis = call.axis
     avals = [_jax.lane_aval(x, d, axis.size) for x, d in zip(call.arrays(), call.array_axes(), strict=True)]
     with _jax.axis_env(axis):

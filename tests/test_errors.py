@@ -240,6 +240,11 @@ def test_a_bad_call_leaves_nothing_half_done():
     np.testing.assert_allclose(g(A), A * 2)
 
 
+def test_messages_of_jax_name_the_users_file():
+    with pytest.raises(TypeError, match=f"while tracing the function <lambda> at {__file__}"):
+        vmap(lambda n: jax.numpy.zeros((2, n)))(np.ones(3))
+
+
 def test_an_error_in_the_function_is_the_users_own():
     class OwnError(Exception):
         pass
