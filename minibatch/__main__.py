@@ -45,6 +45,7 @@ def _explain_parser(commands: argparse._SubParsersAction) -> None:
     explain.add_argument("--memory", default="16GB", help="how much there is, to say how many lanes fit (default: 16GB)")
     explain.add_argument("--why", metavar="VALUE", help="why an equation, a line or an output differs by lane, and no more")
     explain.add_argument("--full", action="store_true", help="every equation too")
+    explain.add_argument("--html", metavar="FILE", help="the report as a page too, in this file")
     explain.add_argument("--json", action="store_true", help="the report as JSON instead")
     explain.add_argument("--width", type=int, help="of a line (default: the terminal's)")
     explain.add_argument("--fail-on", choices=("low", "medium", "high", "never"), default="high", help="default: high")

@@ -43,6 +43,13 @@ def run(args: argparse.Namespace) -> int:
     except Exception:  # the user's own
         traceback.print_exc()
         return 2
+    if args.html:
+        try:
+            report.save(args.html)
+        except (ImportError, OSError) as problem:
+            print(report.text(args.width))
+            print(f"python -m minibatch explain: {problem}", file=sys.stderr)
+            return 2
     print(report.to_json() if args.json else report.text(args.width, sys.stdout.isatty()), end="")
     if args.full and not args.json:
         print("\n" + report.full(args.width), end="")

@@ -92,6 +92,15 @@ def test_explain_takes_arguments_from_the_file(tmp_path: pathlib.Path, capsys: p
     assert "mapped is mapped already, with axes of its own: leave out --in_axes" in capsys.readouterr().err
 
 
+def test_explain_writes_a_page(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture) -> None:
+    assert main([*ATTEND, *AXES, "--html", str(tmp_path / "report.html")]) == 0
+    assert "became gather/scatter" in (tmp_path / "report.html").read_text()
+    assert main([*ATTEND, *AXES, "--html", str(tmp_path / "no" / "report.html")]) == 2
+    said = capsys.readouterr()
+    assert "the page cannot be written (No such file or directory)" in said.err
+    assert said.out.count("BECAME GATHER/SCATTER") == 2
+
+
 UNUSABLE = {
     "no_such_module_at_all:f": "there is no module 'no_such_module_at_all'",
     "no_such_file.py:f": "there is no file 'no_such_file.py'",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import functools
+import html
 import json
+import os
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -97,6 +99,40 @@ class Report:
             places = sorted((abs(at.line.number - int(number[1])), at.line) for at in self.lines)
             return ", ".join(f"{self._names[line.file]}:{line.number}" for _, line in places[:3]) or "none"
         return ", ".join(difflib.get_close_matches(str(x), words, 3, 0.0)) or "none"
+
+    # --- as a page ---
+
+    def html(self) -> str:
+        """The report as a page: one HTML file that needs no network, no server and, to be read, no scripts.
+
+        Raises:
+          ImportError: jinja2 or pygments is not installed (`pip install 'minibatch[page]'`).
+        """
+        from minibatch.report import page
+
+        return page.render(self._data, self.lines, self._names)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the report as a page to the file `path`. It holds the lines of source that it speaks of.
+
+        Raises:
+          ImportError: jinja2 or pygments is not installed (`pip install 'minibatch[page]'`).
+          OSError: it cannot be written there.
+        """
+        from minibatch.report import page
+
+        page.save(self.html(), path)
+
+    def _repr_html_(self) -> str | None:
+        """For notebooks: the page in a frame of its own; None, that is the text, where it cannot be made."""
+        try:
+            page = self.html()
+        except ImportError:
+            return None
+        return f'<iframe srcdoc="{html.escape(page)}" style="width:100%;height:42em;border:1px solid #8884"></iframe>'
+
+    def __repr__(self) -> str:
+        return self.text()
 
     # --- as data ---
 

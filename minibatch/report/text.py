@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import shutil
 import string
@@ -20,7 +21,8 @@ MARKS = {"high": "!", "medium": "~", "low": "-"}
 COLOURS = {"high": "31", "medium": "33", "low": "36", "dim": "2", "bold": "1"}
 
 
-PLACES = {"MB-CP01": "the outputs", "MB-RC01": "the calls"}  # of findings that no line is to blame for
+PLACES = collections.defaultdict(lambda: "no line known", {"MB-CP01": "the outputs", "MB-RC01": "the calls"})
+"""What to name where a finding has no line."""
 
 
 class Style(NamedTuple):
@@ -61,10 +63,17 @@ def shape(aval: Any, bdim: int | None, size: Any) -> str:
 
 def verdict(data: dict[str, Any], to: Style) -> Iterator[str]:
     """The first lines, of a report's data."""
+    yield from textwrap.wrap(f"minibatch.explain  {call(data)}", to.width, subsequent_indent="    ")
+    for sentence in sentences(data):
+        yield from textwrap.wrap(sentence, to.width, initial_indent="  ", subsequent_indent="    ")
+
+
+def sentences(data: dict[str, Any]) -> list[str]:
+    """How many equations got lanes, what that costs, how much memory it takes."""
     before, after = data["cost"]["before"], data["cost"]["after"]
     memory, loops = data["memory"], data["loops"]
     fits = memory["largest_batch"]
-    facts = [
+    said = [
         f"{count(data['lanes'])} lanes · {data['equations']['batched']} equations batched, "
         f"{data['equations']['shared']} shared by all lanes",
         f"{count(after['flops'], 'FLOP')} and {count(after['bytes'], 'B')} moved, where one lane times "
@@ -74,10 +83,8 @@ def verdict(data: dict[str, Any], to: Style) -> Iterator[str]:
     ]
     if loops:
         which = "the while loop" if loops == 1 else f"each of {loops} while loops"
-        facts.append(f"{which} counted as one step, as how many there are is not known")
-    yield from textwrap.wrap(f"minibatch.explain  {call(data)}", to.width, subsequent_indent="    ")
-    for fact in facts:
-        yield from textwrap.wrap(fact, to.width, initial_indent="  ", subsequent_indent="    ")
+        said.append(f"{which} counted as one step, as how many there are is not known")
+    return said
 
 
 def call(data: dict[str, Any], most: int = 4) -> str:
@@ -89,7 +96,7 @@ def call(data: dict[str, Any], most: int = 4) -> str:
 
 def finding(number: int, found: Finding, to: Style, names: dict[str, str]) -> Iterator[str]:
     """One finding: what, where and how dear; then in words what happened and what to do."""
-    where = f"{names[found.line.file]}:{found.line.number}" if found.line else PLACES.get(found.id, "a line that is not known")
+    where = f"{names[found.line.file]}:{found.line.number}" if found.line else PLACES[found.id]
     head = f" {number:2} {MARKS[found.severity]} {found.title.upper()}  {where}"
     tail = f"{share(found.share)}  {found.id}" if found.share else found.id
     yield to.paint(head.ljust(max(to.width - len(tail) - 1, len(head) + 1)) + tail, found.severity)
