@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 import jax
@@ -62,7 +62,15 @@ def move(x: Array, source: int, destination: int) -> Array:
         return x
     order = [i for i in range(np.ndim(x)) if i != source]
     order.insert(destination, source)
-    return lax.transpose(x, order)
+    return _jax.bind(lax.transpose_p, x, permutation=tuple(order))
+
+
+def expand(x: Array, dims: Sequence[int]) -> Array:
+    """`x` with new dimensions, of size 1, which are the `dims` of the result."""
+    kept = [d for d in range(np.ndim(x) + len(dims)) if d not in dims]
+    sizes = dict(zip(kept, np.shape(x), strict=True))
+    shape = tuple(sizes.get(d, 1) for d in range(np.ndim(x) + len(dims)))
+    return _jax.bind(lax.broadcast_in_dim_p, x, shape=shape, broadcast_dimensions=tuple(kept), sharding=None)
 
 
 def front(x: Batched) -> Array:
@@ -75,11 +83,11 @@ def lanes(axis: Axis, x: Any, bdim: int = 0) -> Array:
     if is_batched(x):
         return move(x.value, x.bdim, bdim)
     shape = np.shape(x)
-    dims = [i for i in range(len(shape) + 1) if i != bdim]
-    repeated = lax.broadcast_in_dim(
-        x, (*shape[:bdim], axis.size, *shape[bdim:]), dims, out_sharding=_sharding(axis, x, bdim)
-    )
-    return _jax.vary(repeated, axis.manual) if axis.manual else repeated
+    dims = tuple(i for i in range(len(shape) + 1) if i != bdim)
+    shape = (*shape[:bdim], axis.size, *shape[bdim:])
+    if axis.mesh_name is None and not axis.manual:
+        return _jax.bind(lax.broadcast_in_dim_p, x, shape=shape, broadcast_dimensions=dims, sharding=None)
+    return _jax.vary(lax.broadcast_in_dim(x, shape, dims, out_sharding=_sharding(axis, x, bdim)), axis.manual)
 
 
 def _sharding(axis: Axis, x: Array, bdim: int) -> Any:
@@ -102,8 +110,11 @@ def laid(axis: Axis, x: Array, entry: Any) -> Any:
 
 def shardings(axis: Axis, eqn: Any, bdim: int = 0) -> dict[str, Any]:
     """The params of `eqn` that say how its result is sharded, changed for a result with its lanes at `bdim`."""
-    found = {name: eqn.params.get(name) for name in ("sharding", "out_sharding")}
-    return {name: _lifted(axis, sharding, bdim) for name, sharding in found.items() if sharding is not None}
+    params = eqn.params
+    if "sharding" not in params and "out_sharding" not in params:
+        return {}
+    given = [name for name in ("sharding", "out_sharding") if params.get(name) is not None]
+    return {name: _lifted(axis, params[name], bdim) for name in given}
 
 
 def _lifted(axis: Axis, sharding: Any, bdim: int) -> Any:
@@ -112,6 +123,13 @@ def _lifted(axis: Axis, sharding: Any, bdim: int) -> Any:
         return sharding
     entry = _jax.explicit_names(sharding.mesh, axis.mesh_name)
     return sharding.update(spec=_jax.with_lanes(sharding.spec, bdim, entry))
+
+
+def lifted(axis: Axis, eqn: Any, bdim: int, /, *values: Array, **changed: Any) -> list[Batched]:
+    """The same equation on `values`, with these params changed, where each result is one lane's with its lanes at `bdim`."""
+    avals = [_jax.plain_aval(v.aval, axis.size, bdim) for v in eqn.outvars]
+    outs = _jax.rebind_as(avals, eqn, *values, **changed, **shardings(axis, eqn, bdim))
+    return [Batched(out, bdim) for out in outs]
 
 
 def shift(dims: Iterable[int], bdim: int = 0) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -37,18 +37,11 @@ class Problem(Exception):  # noqa: N818 - never reaches a user: it becomes a `ki
         return self.kind(f"{call}: {self}")
 
 
-@contextlib.contextmanager
-def noting(eqn: Any) -> Iterator[None]:
+def note(error: Exception, eqn: Any) -> None:
     """Add to an error raised by a rule which primitive it was and the user's line that used it."""
-    try:
-        yield
-    except Problem:
-        raise
-    except Exception as error:
-        line = _jax.user_line(eqn)
-        if line and not any(note.startswith("while batching") for note in getattr(error, "__notes__", ())):
-            error.add_note(f"while batching {eqn.primitive.name} from {line}")
-        raise
+    line = "" if isinstance(error, Problem) else _jax.user_line(eqn)
+    if line and not any(said.startswith("while batching") for said in getattr(error, "__notes__", ())):
+        error.add_note(f"while batching {eqn.primitive.name} from {line}")
 
 
 # --- words for things -------------------------------------------------------------------------------------------------

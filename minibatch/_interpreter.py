@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from minibatch import _errors, _jax, _registry
 from minibatch._batched import Axis, Batched, apart, front, is_batched, lanes, together
@@ -26,9 +29,11 @@ def _batch_jaxpr(axis: Axis, jaxpr: Any, args: Sequence[Any]) -> list:
 
     env.update(zip(jaxpr.constvars, consts, strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
+    around = _jax.Surroundings()
     with _walking(env):
-        for eqn, dead in _last_uses(jaxpr):
-            outs = batch_eqn(axis, eqn, [read(atom) for atom in eqn.invars])
+        for eqn, dead in _last_uses(jaxpr) if not _jax.is_staging() else zip(jaxpr.eqns, itertools.repeat(())):
+            with around.of(eqn):
+                outs = batch_eqn(axis, eqn, [read(atom) for atom in eqn.invars])
             env.update(zip(eqn.outvars, outs, strict=True))
             for var in dead:
                 del env[var]
@@ -41,15 +46,17 @@ def batch_eqn(axis: Axis, eqn: Any, args: Sequence[Any]) -> list:
 
 
 def _batch_eqn(axis: Axis, eqn: Any, args: Sequence[Any]) -> list:
-    with _jax.emitting(eqn):
-        found = _registry.find(eqn.primitive)
-        asked = any(map(is_batched, args)) or found.always  # looking inside comes last: it is the one that costs
-        if not asked and not (found.inside and _jax.concerns_lanes(eqn, axis.name)):
-            return _jax.rebind(eqn, *args)
-        if not found.anywhere:
-            args = [Batched(front(x), 0) if is_batched(x) else x for x in args]
-        with _errors.noting(eqn):
-            return found.apply(axis, eqn, *args)
+    found = _registry.find(eqn.primitive)
+    asked = any(map(is_batched, args)) or found.always  # looking inside comes last: it is the one that costs
+    if not asked and not (found.inside and _jax.concerns_lanes(eqn, axis.name)):
+        return _jax.rebind(eqn, *args)
+    if not found.anywhere:
+        args = [Batched(front(x), 0) if is_batched(x) else x for x in args]
+    try:
+        return found.apply(axis, eqn, *args)
+    except Exception as error:
+        _errors.note(error, eqn)
+        raise
 
 
 def _last_uses(jaxpr: Any) -> list[tuple[Any, list]]:
@@ -122,8 +129,17 @@ def batch_closed(axis: Axis, jaxpr: Any, bdims: Sequence[int | None], force: Seq
     `bdims` says for each input where its batch dim is (None: shared). `force` says for each output whether it must be
     batched, in front; without it an output comes as the rules leave it. Returns the jaxpr and the outputs' bdims.
     """
-    key = ("batched", axis, tuple(bdims), tuple(force))
-    return remembered(jaxpr, key, lambda: _batch_closed(axis, jaxpr, bdims, force))
+    key = "batched", axis, tuple(bdims)
+    if not any(force):
+        return remembered(jaxpr, key, lambda: _batch_closed(axis, jaxpr, bdims, ()))
+
+    def make() -> tuple[Any, tuple]:
+        found = _kept[jaxpr].get((key, _registry.context()))
+        if found and all(d == 0 for d, must in zip(found[1], force, strict=True) if must):
+            return found  # what is asked for came by itself
+        return _batch_closed(axis, jaxpr, bdims, force)
+
+    return remembered(jaxpr, (*key, tuple(force)), make)
 
 
 def _batch_closed(axis: Axis, jaxpr: Any, bdims: Sequence[int | None], force: Sequence[bool]) -> tuple[Any, tuple]:
@@ -135,7 +151,44 @@ def _batch_closed(axis: Axis, jaxpr: Any, bdims: Sequence[int | None], force: Se
         arrays, out_bdims[:] = apart(outs)
         return arrays
 
-    return _jax.trace_jaxpr(many, lifted_avals(axis, jaxpr, bdims)), tuple(out_bdims)
+    return _jax.trace_jaxpr(many, lifted_avals(axis, jaxpr, bdims), named=jaxpr), tuple(out_bdims)
+
+
+MOST_KNOWN = 256
+_known: dict[Hashable, Any] = {}
+
+
+def known(jaxpr: Any) -> Any:
+    """A jaxpr of the same equations that was seen before, or `jaxpr`: an activation is traced anew at each of its calls."""
+    key = _equations(_jax.open_jaxpr(jaxpr))
+    try:
+        if key is None or _jax.consts_of(jaxpr):
+            return jaxpr
+        if len(_known) >= MOST_KNOWN:
+            _known.clear()
+        return _known.setdefault(key, jaxpr)
+    except TypeError:  # a param that cannot be hashed
+        return jaxpr
+
+
+def _equations(jaxpr: Any) -> Hashable:
+    """What `jaxpr` computes, with inner jaxprs by identity; None where it holds what is better not kept."""
+    numbers = {v: i for i, v in enumerate((*jaxpr.constvars, *jaxpr.invars))}
+    eqns = []
+    for eqn in jaxpr.eqns:
+        inner = list(_jax.inner_jaxprs(eqn))
+        if eqn.primitive.name in CAPTURING or any(map(_jax.consts_of, inner)):
+            return None
+        read = tuple(_atom(x, numbers) for x in eqn.invars)
+        numbers.update((v, len(numbers) + i) for i, v in enumerate(eqn.outvars))
+        avals = tuple(v.aval for v in eqn.outvars)
+        params = tuple((name, repr(x) if type(x) in (bool, int, float) else x) for name, x in eqn.params.items())
+        eqns.append((eqn.primitive, read, params, avals, eqn.ctx, eqn.source_info.name_stack))
+    return tuple(v.aval for v in jaxpr.invars), tuple(eqns), tuple(_atom(x, numbers) for x in jaxpr.outvars)
+
+
+def _atom(x: Any, numbers: dict[Any, int]) -> Hashable:
+    return (x.aval, np.asarray(x.val).tobytes()) if isinstance(x, _jax.Literal) else numbers[x]
 
 
 def lifted_avals(axis: Axis, jaxpr: Any, bdims: Sequence[int | None]) -> list:

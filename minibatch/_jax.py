@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import inspect
@@ -19,17 +20,29 @@ import numpy as np
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src.ad_util import Zero
+from jax._src.api_util import fun_sourceinfo
 from jax._src.array import ArrayImpl
 from jax._src.config import trace_context as _trace_context
-from jax._src.core import DropVar, trace_state_clean, valid_jaxtype
+from jax._src.core import DebugInfo, DropVar, current_jaxpr_eqn_context, trace_state_clean, valid_jaxtype
 from jax._src.custom_batching import custom_vmap_p as _custom_vmap_p
+from jax._src.dtypes import canonicalize_value
 from jax._src.effects import Effect, JaxprInputEffect
 from jax._src.hijax import MappingSpec
 from jax._src.indexing import Slice
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
-from jax._src.interpreters.partial_eval import DynamicJaxprTracer, convert_constvars_jaxpr
+from jax._src.interpreters.partial_eval import (
+    DynamicJaxprTrace,
+    DynamicJaxprTracer,
+    const_fold_rules,
+    convert_constvars_jaxpr,
+    custom_staging_rules,
+    trace_to_jaxpr_dynamic,
+)
+from jax._src.mesh import get_abstract_mesh
 from jax._src.named_sharding import UNSPECIFIED, UnspecifiedValue
+from jax._src.pjit import PjitInfo
+from jax._src.source_info_util import current as source_info
 from jax._src.source_info_util import is_user_filename, user_frame
 from jax._src.state.discharge import discharge_state as _discharge_state
 from jax._src.state.indexing import NDIndexer
@@ -47,17 +60,19 @@ from jax.extend.source_info_util import (
 )
 from jax.ref import Ref
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jax.tree_util import PyTreeDef, default_registry
 
 __all__ = [
-    "ArrayImpl", "ClosedJaxpr", "DropVar", "Jaxpr", "JaxprEqn", "Literal", "NDIndexer", "Primitive", "Slice", "Var",
-    "apply_registered", "as_argument", "aval_key", "aval_of", "axis_env", "batched_aval", "closed", "concerns_lanes",
-    "consts_of", "discharge", "emitting", "has_cotangent", "has_third_party_rule", "hide", "hoisted", "inner_jaxprs",
-    "is_own_primitive", "is_ref", "is_view", "is_vmappable", "is_zero", "lane_aval", "lift_sharding", "mesh_axis",
-    "names_axis", "names_given_up", "no_cotangent", "numbers", "of_many", "open_jaxpr", "primitives_of_jax", "pull_back",
-    "pulled_back", "raising_line", "rebind", "scan_counts", "side_effects", "sparse_definition", "trace_context",
-    "trace_jaxpr", "trace_state_clean", "transform_name_stack", "user_file_and_line", "user_line", "valid_jaxtype",
-    "variable_of", "variables_seen", "vary", "vary_like", "varying", "varying_aval", "vmappable_from_lane",
-    "vmappable_to_lane", "vmappables", "with_captured", "with_lanes", "wrapped", "zero_of_lane", "zero_of_lanes", "zeros",
+    "ArrayImpl", "ClosedJaxpr", "DropVar", "Jaxpr", "JaxprEqn", "Literal", "NDIndexer", "Primitive", "Slice", "Surroundings",
+    "Var", "apply_registered", "as_argument", "aval_key", "aval_of", "axis_env", "batched_aval", "bind", "closed",
+    "concerns_lanes", "consts_of", "discharge", "has_cotangent", "has_third_party_rule", "hide", "hoisted", "inner_jaxprs",
+    "is_own_primitive", "is_placed", "is_ref", "is_staging", "is_view", "is_vmappable", "is_zero", "lane_aval",
+    "lift_sharding", "mesh_axis", "names_axis", "names_given_up", "no_cotangent", "numbers", "of_many", "open_jaxpr",
+    "plain_aval", "primitives_of_jax", "pull_back", "pulled_back", "raising_line", "rebind", "rebind_as", "scan_counts",
+    "side_effects", "sparse_definition", "trace_context", "trace_jaxpr", "trace_state_clean", "transform_name_stack",
+    "user_file_and_line", "user_line", "valid_jaxtype", "variable_of", "variables_seen", "vary", "vary_like", "varying",
+    "varying_aval", "vmappable_from_lane", "vmappable_to_lane", "vmappables", "with_captured", "with_lanes", "wrapped",
+    "zero_of_lane", "zero_of_lanes", "zeros",
 ]  # fmt: skip
 
 ONE_JAXPR_CLASS = ClosedJaxpr is Jaxpr  # since 0.11: a Jaxpr carries its own consts
@@ -92,11 +107,21 @@ def closed(jaxpr: Any, consts: Sequence[Any] = ()) -> Any:
     return ClosedJaxpr(jaxpr, consts)
 
 
-def trace_jaxpr(fun: Callable, avals: Sequence[Any], axis_env: Sequence[tuple[Any, int]] = ()) -> Any:
-    """The closed jaxpr of `fun`, a fresh function from flat arrays to a flat list, at `avals`."""
-    return jax.make_jaxpr(fun, axis_env=list(axis_env))(*avals)
+def trace_jaxpr(fun: Callable, avals: Sequence[Any], named: Any = None) -> Any:
+    """The closed jaxpr of `fun`, from flat arrays to a flat list, at `avals`: traced anew, and kept by nobody.
+
+    JAX's messages know it by the name and file of `named`, a function or a jaxpr. `jax.make_jaxpr` does the same for
+    functions in general: it takes six times as long to begin.
+    """
+    if hasattr(open_jaxpr(named), "debug_info"):
+        info = open_jaxpr(named).debug_info.with_unknown_names()
+    else:
+        info = DebugInfo("vmap", fun_sourceinfo(named or fun), tuple(f"args[{i}]" for i in range(len(avals))), None)
+    jaxpr, _, consts = trace_to_jaxpr_dynamic(wrap_init(fun, debug_info=info), avals)
+    return closed(jaxpr, consts)
 
 
+@functools.lru_cache(maxsize=4096)
 def batched_aval(aval: Any, size: Any, bdim: int, mesh_name: Any = None) -> Any:
     """The aval of `size` lanes of `aval`, indexed by dimension `bdim`."""
     return _core.unmapped_aval(size, bdim, aval, mesh_name)
@@ -107,7 +132,10 @@ def lane_aval(x: Any, axis: Any, size: Any = None) -> Any:
     aval = aval_of(x)
     if axis is None:
         return aval
-    return _core.mapped_aval(size if is_map_spec(axis) else aval.shape[axis], axis, aval)
+    return _mapped_aval(size if is_map_spec(axis) else aval.shape[axis], axis, aval)
+
+
+_mapped_aval = functools.lru_cache(maxsize=4096)(_core.mapped_aval)
 
 
 def aval_of(x: Any) -> Any:
@@ -211,23 +239,121 @@ def is_view(x: Any) -> bool:
 REDUCERS = ("reduce", "scatter", "select_and_scatter")  # first-order all the same: a jaxpr of theirs is of two scalars
 
 
-def rebind(eqn: Any, *operands: Any, **changed: Any) -> list:
+UNKNOWN = (None,)  # the avals of results that are to be inferred
+
+
+def rebind(eqn: Any, /, *operands: Any, **changed: Any) -> list:
     """The same equation on `operands`, with these params changed. Always a list of results."""
-    values: Sequence[Any] = operands
-    params = {**eqn.params, **changed} if changed else eqn.params
-    if _config._check_vma.value and (eqn.primitive.name.startswith(REDUCERS) or not any(_core.jaxprs_in_params(params))):
-        values = _core.auto_insert_reshard(*values)  # a shared operand may vary over fewer manual mesh axes
-    out = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(params))
-    return list(out) if eqn.primitive.multiple_results else [out]
+    return _rebind(eqn, operands, changed, UNKNOWN)
+
+
+def rebind_as(avals: Sequence[Any], eqn: Any, /, *operands: Any, **changed: Any) -> list:
+    """As `rebind`, where the results are known to be of `avals`; None among them says that they are not known after all."""
+    return _rebind(eqn, operands, changed, UNKNOWN if eqn.effects else avals)
+
+
+def _rebind(eqn: Any, operands: Sequence[Any], changed: dict[str, Any], avals: Sequence[Any]) -> list:
+    primitive, params = eqn.primitive, {**eqn.params, **changed} if changed else eqn.params
+    if is_staging() and _stages(primitive, params, avals):
+        return _stage(primitive, operands, params, avals)
+    if _config._check_vma.value and (primitive.name.startswith(REDUCERS) or not any(_core.jaxprs_in_params(params))):
+        operands = _core.auto_insert_reshard(*operands)  # a shared operand may vary over fewer manual mesh axes
+    out = primitive.bind(*operands, **primitive.get_bind_params(params))
+    return list(out) if primitive.multiple_results else [out]
+
+
+def bind(primitive: Primitive, *operands: Any, **params: Any) -> Any:
+    """`primitive.bind` for one result, by the short way where there is one."""
+    if is_staging() and _stages(primitive, params, UNKNOWN):
+        return _stage(primitive, operands, params, UNKNOWN)[0]
+    return primitive.bind(*operands, **params)
+
+
+class Surroundings:
+    """The name stack and the context in which the equations of a jaxpr are emitted."""
+
+    def __init__(self) -> None:
+        self.stack, self.context = current_name_stack(), current_jaxpr_eqn_context()
+
+    def of(self, eqn: Any) -> Any:
+        """Gives what is bound inside the source line, name stack and context of `eqn`, inside these."""
+        info = eqn.source_info
+        stack = self.stack + info.name_stack if info.name_stack.stack else self.stack
+        line = user_context(info.traceback, name_stack=stack)
+        return line if eqn.ctx is self.context else _both(line, eqn.ctx.manager)
 
 
 @contextlib.contextmanager
-def emitting(eqn: Any) -> Iterator[None]:
-    """Give what is bound inside the source line, name stack and context of `eqn`."""
-    info = eqn.source_info
-    stack = current_name_stack() + info.name_stack
-    with user_context(info.traceback, name_stack=stack), eqn.ctx.manager:
+def _both(outer: Any, inner: Any) -> Iterator[None]:
+    with outer, inner:
         yield
+
+
+# --- equations put straight into a trace ------------------------------------------------------------------------------
+#
+# A `bind` looks at each operand for what it may be, and infers what its results are. Where a jaxpr is being traced, and
+# the operands are values of it, most of that is known: the equation is put into it at less than half the time.
+
+
+def is_staging() -> bool:
+    """Whether what is bound now becomes an equation of a jaxpr, rather than being computed or transformed."""
+    return type(_core.trace_ctx.trace) is DynamicJaxprTrace
+
+
+def _stages(primitive: Primitive, params: dict[str, Any], avals: Sequence[Any]) -> bool:
+    """Whether `_stage` does what a bind would: it takes no part in explicit or manual meshes, nor in high-level types."""
+    if _config.eager_constant_folding.value or not get_abstract_mesh().empty:
+        return False
+    if primitive.name in CALLS:
+        bare = primitive.name == "jit" or not consts_of(params["call_jaxpr"])
+        return bare and None not in avals and not _core.trace_ctx.trace.requires_low
+    return _binds_plainly(primitive) and params.get("sharding") is None
+
+
+CALLS = frozenset({"custom_jvp_call", "custom_vjp_call", "jit"})  # binding one first makes functions of its jaxprs again
+
+
+@functools.cache
+def _binds_plainly(primitive: Primitive) -> bool:
+    """Whether binding `primitive` is only to process it: no functions among its operands, nothing high-level about it."""
+    peculiar = {"bind", "is_high"} if primitive.name == "convert_element_type" else {"bind", "bind_with_trace", "is_high"}
+    return type(primitive) is Primitive and not (peculiar & set(vars(primitive)) or primitive.ref_allocating)
+
+
+FORWARDED = frozenset({"broadcast_in_dim", "convert_element_type"})  # their result may be their operand, as it is
+
+
+def _stage(primitive: Primitive, operands: Sequence[Any], params: dict[str, Any], avals: Sequence[Any]) -> list:
+    """An equation put into the jaxpr being traced; its results are of `avals` if those are known."""
+    trace, info = _core.trace_ctx.trace, source_info()
+    tracers = [x if type(x) is DynamicJaxprTracer and x._trace is trace else _tracer(trace, x, info) for x in operands]
+    if not (None in avals or primitive in const_fold_rules or primitive.name in FORWARDED):
+        return trace.emit_eqn(tracers, avals, primitive, params, _core.no_effects, info)
+    _core.trace_ctx.set_trace(_core.eval_trace)
+    try:
+        if primitive in custom_staging_rules:
+            out = custom_staging_rules[primitive](trace, info, *tracers, **params)
+        else:
+            out = trace.default_process_primitive(primitive, tracers, params, info)
+    finally:
+        _core.trace_ctx.set_trace(trace)
+    return list(out) if primitive.multiple_results else [out]
+
+
+def _tracer(trace: Any, x: Any, info: Any) -> Any:
+    """`x`, a constant or a value of an outer trace, as a value of `trace`."""
+    x = canonicalize_value(x)
+    if isinstance(x, _core.Tracer) and not x._trace.is_valid():
+        raise _core.escaped_tracer_error(x)
+    return trace.to_jaxpr_tracer(x, info)
+
+
+@functools.lru_cache(maxsize=4096)
+def plain_aval(aval: Any, size: Any, bdim: int) -> Any:
+    """`batched_aval` away from meshes, and None if there is one, or if the aval is not an array's."""
+    if type(aval) is not _core.ShapedArray or not aval.sharding.mesh.empty:
+        return None
+    return batched_aval(aval, size, bdim)
 
 
 def user_line(eqn: Any) -> str:
@@ -298,8 +424,9 @@ def variable_of(x: Any) -> Any:
 
 
 UNSEEN = (
-    _core.Trace, _core.AbstractValue, Jaxpr, ClosedJaxpr, JaxprEqn, jax.Array, np.ndarray, np.generic, types.ModuleType,
-    types.CodeType, type, str, bytes, int, float, complex, type(None),
+    _core.Trace, _core.Tracer, _core.AbstractValue, Jaxpr, ClosedJaxpr, JaxprEqn, jax.Array, np.ndarray, np.generic,
+    types.ModuleType, types.CodeType, type, str, bytes, int, float, complex, type(None), DebugInfo, PjitInfo, PyTreeDef,
+    type(default_registry), UnspecifiedValue,
 )  # fmt: skip
 
 
@@ -311,13 +438,18 @@ def variables_seen(function: Any, most: int = 2000) -> list:
         if id(x) in seen:
             continue
         seen.add(id(x))
-        if isinstance(x, _core.Tracer):
-            found += [variable_of(x)] if variable_of(x) else []
-        elif isinstance(x, types.FunctionType):
-            queue.extend([*(x.__closure__ or ()), x.__defaults__, x.__kwdefaults__, x.__dict__])
-        elif not isinstance(x, UNSEEN):
+        if isinstance(x, types.FunctionType):
+            queue.extend([*(x.__closure__ or ()), *filter(None, (x.__defaults__, x.__kwdefaults__, x.__dict__))])
+        elif variable_of(x):
+            found.append(variable_of(x))
+        elif not _is_unseen(type(x)):
             queue.extend(gc.get_referents(x))
     return found
+
+
+@functools.cache
+def _is_unseen(kind: type) -> bool:
+    return issubclass(kind, UNSEEN)
 
 
 def with_captured(jaxpr: Any, variables: Iterable[Any], place: int, unread: Sequence[Any] = ()) -> Any:
@@ -416,6 +548,13 @@ def zero_of_lane(x: Any, size: Any, bdim: int | None) -> Any:
 def zero_of_lanes(x: Any, size: Any, bdim: int | None, mesh_name: Any = None) -> Any:
     """The zero of many lanes, of the zero `x` of one."""
     return x if bdim is None else type(x)(batched_aval(x.aval, size, bdim, mesh_name))
+
+
+def is_placed(params: dict[str, Any]) -> bool:
+    """Whether these params of jit say anything about shardings or layouts."""
+    shardings = (*params["in_shardings"], *params["out_shardings"])
+    layouts = (*params["in_layouts"], *params["out_layouts"])
+    return not all(x is UNSPECIFIED for x in shardings) or not all(x is None for x in layouts)
 
 
 def lift_sharding(axis: Any, sharding: Any, bdim: int | None) -> Any:

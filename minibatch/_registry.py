@@ -12,11 +12,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from jax import lax
 
 from minibatch import _jax
-from minibatch._batched import Axis, Batched, is_batched, lanes, move, shardings, shift
-from minibatch._jax import rebind
+from minibatch._batched import Axis, Batched, expand, is_batched, lanes, lifted, move, shift
 
 
 class Rule(NamedTuple):
@@ -49,6 +47,7 @@ def register(names: str | _jax.Primitive, entry: Rule, replace: bool = False) ->
     """Enter a rule under each name in `names` (separated by spaces), or under a primitive that is not JAX's."""
     global _generation
     _generation += 1
+    _found.clear()
     entry = entry._replace(module=_declaring_module())
     for key in names.split() if isinstance(names, str) else [names]:
         if key in RULES and not replace:
@@ -77,10 +76,14 @@ def rule(names: str, *, anywhere: bool = False, always: bool = False, inside: bo
 
 def find(primitive: _jax.Primitive) -> Rule:
     """The rule of `primitive`: by its name if JAX defined it, by identity if somebody else did, else the fallback."""
-    found = RULES.get(primitive)
-    if found is None and _jax.is_own_primitive(primitive):
-        found = RULES.get(primitive.name)
-    return found or RULES["fallback"]
+    found = _found.get(primitive)
+    if found is None:
+        found = RULES.get(primitive) or (_jax.is_own_primitive(primitive) and RULES.get(primitive.name)) or RULES["fallback"]
+        _found[primitive] = found
+    return found
+
+
+_found: dict[_jax.Primitive, Rule] = {}  # what `find` found
 
 
 def fallback(apply: Callable[..., list]) -> Callable[..., list]:
@@ -96,19 +99,22 @@ def elementwise(names: str) -> None:
 
 def lift_elementwise(axis: Axis, eqn: Any, *operands: Any) -> list:
     """One lane to many for `elementwise`."""
-    rank = 1 + max(np.ndim(x.value) - 1 if is_batched(x) else np.ndim(x) for x in operands)
-    bdim = next((x.bdim for x in operands if is_batched(x) and np.ndim(x.value) == rank), 0)
-    values = (beside(x, bdim, rank) for x in operands)
-    return [Batched(out, bdim) for out in rebind(eqn, *values, **shardings(axis, eqn, bdim))]
+    ranks = [len(v.aval.shape) for v in eqn.invars]
+    rank = max(ranks)
+    bdim = next((x.bdim for x, r in zip(operands, ranks, strict=True) if r == rank and is_batched(x)), 0)
+    return lifted(axis, eqn, bdim, *[beside(x, r, bdim, rank) for x, r in zip(operands, ranks, strict=True)])
 
 
-def beside(x: Any, bdim: int, rank: int) -> Any:
-    """`x` with `rank` dims, lanes at `bdim`: of size 1 there if shared, elsewhere if scalar. A shared scalar stays."""
+def beside(x: Any, own: int, bdim: int, rank: int) -> Any:
+    """`x`, of rank `own` in one lane, beside lanes of `rank` at `bdim`: of size 1 there if shared, elsewhere if scalar.
+
+    A shared scalar stays.
+    """
     if not is_batched(x):
-        return lax.expand_dims(x, (bdim,)) if np.ndim(x) else x
-    if np.ndim(x.value) == rank:
+        return expand(x, (bdim,)) if own else x
+    if own == rank:
         return move(x.value, x.bdim, bdim)
-    return lax.expand_dims(x.value, [d for d in range(rank) if d != bdim])
+    return expand(x.value, [d for d in range(rank + 1) if d != bdim])
 
 
 def reduction(names: str, param: str = "axes") -> None:
@@ -124,10 +130,9 @@ def along(names: str, param: str = "axis") -> None:
 def _along(param: str, drops: bool, axis: Axis, eqn: Any, x: Batched) -> list:
     dims = eqn.params[param]
     each = [int(d) % (np.ndim(x.value) - 1) for d in (dims if np.iterable(dims) else [dims])]
-    lifted = shift(each, x.bdim)
+    here = shift(each, x.bdim)
     bdim = x.bdim - drops * sum(d < x.bdim for d in each)
-    changed = {param: lifted if np.iterable(dims) else lifted[0], **shardings(axis, eqn, bdim)}
-    return [Batched(out, bdim) for out in rebind(eqn, x.value, **changed)]
+    return lifted(axis, eqn, bdim, x.value, **{param: here if np.iterable(dims) else here[0]})
 
 
 def leading(names: str) -> None:
@@ -137,4 +142,4 @@ def leading(names: str) -> None:
 
 def lift_leading(axis: Axis, eqn: Any, *operands: Any) -> list:
     """One lane to many for `leading`."""
-    return [Batched(out, 0) for out in rebind(eqn, *(lanes(axis, x) for x in operands))]
+    return lifted(axis, eqn, 0, *(lanes(axis, x) for x in operands))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -111,8 +110,6 @@ def trace(call: Call, concrete: bool = False) -> tuple[Call, Traced]:
         raise _errors.lane_is_abstract(error, call.fun) from first
 
 
-FLAT = inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])  # no parameters of `fun`: leaves
-
 CONCRETIZATION_ERRORS = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -133,12 +130,10 @@ def _trace(call: Call, mode: contextlib.AbstractContextManager) -> Traced:
         record[:] = out_tree, outputs
         return arrays
 
-    one_lane.__name__ = _errors.name_of(call.fun)
-    vars(one_lane).update(__wrapped__=call.fun, __signature__=FLAT)  # then messages of JAX name the user's file
     axis = call.axis
     avals = [_jax.lane_aval(x, d, axis.size) for x, d in zip(call.arrays(), call.array_axes(), strict=True)]
     with _jax.axis_env(axis):
-        jaxpr = _jax.trace_jaxpr(one_lane, avals)
+        jaxpr = _jax.trace_jaxpr(one_lane, avals, named=call.fun)
     out_tree, outputs = record
     return Traced(jaxpr, out_tree, tuple(outputs))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -12,8 +13,8 @@ from jax.tree_util import tree_flatten, tree_structure, tree_unflatten
 
 from minibatch import _jax
 from minibatch._batched import Axis, Batched, apart, front, is_batched, lanes, together
-from minibatch._interpreter import batch_closed, batch_jaxpr, captured_by, lifted_avals
-from minibatch._jax import rebind
+from minibatch._interpreter import batch_closed, batch_jaxpr, captured_by, known, lifted_avals
+from minibatch._jax import rebind, rebind_as
 from minibatch._registry import rule
 from minibatch.rules.fallback import one_by_one
 
@@ -25,13 +26,19 @@ def jit(axis: Axis, eqn: Any, *operands: Any) -> list:
     """jit(f)(x)   lifts to   jit(lifted f)(x)."""
     arrays, bdims = apart(operands)
     jaxpr, out_bdims = batch_closed(axis, eqn.params["jaxpr"], bdims)
+    placed = _placed(axis, eqn, bdims, out_bdims) if _jax.is_placed(eqn.params) else {}
+    return together(rebind_as(jaxpr.out_avals, eqn, *arrays, jaxpr=jaxpr, **placed), out_bdims)
+
+
+def _placed(axis: Axis, eqn: Any, bdims: Sequence[int | None], out_bdims: Sequence[int | None]) -> dict[str, tuple]:
+    """The shardings that a jit was given, each with a dimension for the lanes."""
     changed = {}
     for side, dims in (("in", bdims), ("out", out_bdims)):
         shardings, layouts = eqn.params[f"{side}_shardings"], eqn.params[f"{side}_layouts"]
         if any(layout is not None and d is not None for layout, d in zip(layouts, dims, strict=True)):
             raise NotImplementedError(f"minibatch: jit with {side}_layouts={layouts} on what differs by lane")
         changed[f"{side}_shardings"] = tuple(_jax.lift_sharding(axis, s, d) for s, d in zip(shardings, dims, strict=True))
-    return together(rebind(eqn, *arrays, jaxpr=jaxpr, **changed), out_bdims)
+    return changed
 
 
 @rule("closed_call eval_jaxpr composite custom_partitioning", anywhere=True, inside=True)
@@ -99,7 +106,7 @@ def custom_jvp_call(axis: Axis, eqn: Any, *operands: Any) -> list:
     if axis.name is None and not own and not captured:
         return rebind(eqn, *arrays)
     count, arguments = len(eqn.outvars), len(primals) - len(captured)
-    fun = _jax.with_captured(params["call_jaxpr"], captured, len(operands))
+    fun = known(_jax.with_captured(params["call_jaxpr"], captured, len(operands)))
 
     def lane_rule(zeros: Sequence[bool]) -> tuple[Any, list, Sequence[bool]]:
         with _jax.axis_env(axis):
@@ -117,13 +124,15 @@ def custom_jvp_call(axis: Axis, eqn: Any, *operands: Any) -> list:
     force = _differing(axis, batch_closed(axis, fun, bdims)[1], tangents_differ)
     jaxpr, out_bdims = batch_closed(axis, fun, bdims, force)
 
+    @functools.cache
     def jvp(*zeros: bool) -> tuple[Any, Sequence[Any], Sequence[bool]]:
         jaxpr, given, out_zeros = lane_rule(zeros)
         tangents = [differs for differs, zero in zip(force, out_zeros, strict=True) if not zero]
         jaxpr, _ = batch_closed(axis, jaxpr, given, [*force, *tangents])
         return _jax.open_jaxpr(jaxpr), _jax.consts_of(jaxpr), out_zeros
 
-    return together(rebind(eqn, *arrays, call_jaxpr=jaxpr, jvp_jaxpr_fun=_jax.wrapped(jvp, params["jvp_jaxpr_fun"])), out_bdims)
+    tangents = _jax.wrapped(jvp, params["jvp_jaxpr_fun"])
+    return together(rebind_as(jaxpr.out_avals, eqn, *arrays, call_jaxpr=jaxpr, jvp_jaxpr_fun=tangents), out_bdims)
 
 
 @rule("custom_vjp_call", anywhere=True, always=True)
@@ -137,7 +146,7 @@ def custom_vjp_call(axis: Axis, eqn: Any, *operands: Any) -> list:
     if axis.name is None and not own and not captured:
         return rebind(eqn, *arrays)
     arguments = len(primals) - len(captured)
-    fun = _jax.with_captured(params["call_jaxpr"], captured, len(operands))
+    fun = known(_jax.with_captured(params["call_jaxpr"], captured, len(operands)))
     constants = map(_jax.no_cotangent, arrays[len(operands) :])
     back = Backward(axis, params["bwd"], len(eqn.outvars), primals[:arguments], captured, constants)
     residuals: list[int | None] = []
@@ -164,6 +173,7 @@ def custom_vjp_call(axis: Axis, eqn: Any, *operands: Any) -> list:
     force = _differing(axis, batch_closed(axis, fun, bdims)[1], outputs_differ)
     jaxpr, out_bdims = batch_closed(axis, fun, bdims, force)
 
+    @functools.cache
     def fwd(*nonzeros: bool) -> tuple[Any, Sequence[Any]]:
         jaxpr = lane_rule(nonzeros)
         computed = [False] * (len(jaxpr.out_avals) - len(force))
@@ -178,7 +188,7 @@ def custom_vjp_call(axis: Axis, eqn: Any, *operands: Any) -> list:
         "bwd": _jax.wrapped(lambda *args: back(args, [*residuals, *out_bdims]), params["bwd"]),
         "out_trees": trees,
     }
-    return together(rebind(eqn, *arrays, **changed), out_bdims)
+    return together(rebind_as(jaxpr.out_avals, eqn, *arrays, **changed), out_bdims)
 
 
 @rule("custom_lin", anywhere=True)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from minibatch._batched import Array, Axis, Batched, is_batched, lanes, move, shardings, shift
+from minibatch._batched import Array, Axis, Batched, is_batched, lanes, lifted, move, shardings, shift
 from minibatch._jax import rebind
 from minibatch._registry import rule
 
@@ -63,8 +63,7 @@ def dot_general(axis: Axis, eqn: Any, x: Any, y: Any) -> list:
     dx, dy = bdim_of(x), bdim_of(y)
     bdim = result_bdim(numbers, ranks[0], dx, dy)
     values = (operand.value if is_batched(operand) else operand for operand in (x, y))
-    changed = {"dimension_numbers": lift(numbers, dx, dy), "precision": precision, **shardings(axis, eqn, bdim)}
-    return [Batched(out, bdim) for out in rebind(eqn, *values, **changed)]
+    return lifted(axis, eqn, bdim, *values, dimension_numbers=lift(numbers, dx, dy), precision=precision)
 
 
 def lanes_alone(numbers: Any, y_rank: int) -> bool:
@@ -102,14 +101,13 @@ def ragged_dot_general(axis: Axis, eqn: Any, x: Any, y: Any, sizes: Any) -> list
         return unfold(axis, eqn, out, 1)
 
     bdim = result_bdim(dot, len(shape), dx, dy) + (kind is x_contract)  # then the groups come first
-    lifted = lax.RaggedDotDimensionNumbers(
+    numbers = lax.RaggedDotDimensionNumbers(
         lift(dot, dx, dy),
         numbers.lhs_ragged_dimensions if dx is None else shift(numbers.lhs_ragged_dimensions),
         numbers.rhs_group_dimensions if dy is None else shift(numbers.rhs_group_dimensions),
     )
     values = (operand.value if is_batched(operand) else operand for operand in (x, y))
-    outs = rebind(eqn, *values, sizes, ragged_dot_dimension_numbers=lifted, **shardings(axis, eqn, bdim))
-    return [Batched(out, bdim) for out in outs]
+    return lifted(axis, eqn, bdim, *values, sizes, ragged_dot_dimension_numbers=numbers)
 
 
 def group_sizes(axis: Axis, sizes: Any, prefix: list, bdim: int) -> Array:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from minibatch._batched import Axis, Batched, apart, is_batched, lanes, together
+from minibatch._batched import Axis, Batched, apart, is_batched, lanes, lifted, together
 from minibatch._jax import is_ref, rebind
 from minibatch._registry import elementwise, leading, rule
 
@@ -31,7 +31,7 @@ def select_n(axis: Axis, eqn: Any, which: Any, *cases: Any) -> list:
     """[*s] or [], [*s]… -> [*s]   lifts to   [B, *s] or [], [B, *s]… -> [B, *s]."""
     bdim = next((x.bdim for x in (*cases, which) if is_batched(x)), 0)
     values = [lanes(axis, x, bdim) for x in cases]
-    return [Batched(out, bdim) for out in rebind(eqn, spread(axis, which, values[0], bdim), *values)]
+    return lifted(axis, eqn, bdim, spread(axis, which, values[0], bdim), *values)
 
 
 @rule("clamp", anywhere=True)
@@ -39,7 +39,7 @@ def clamp(axis: Axis, eqn: Any, low: Any, x: Any, high: Any) -> list:
     """[] or [*s], [*s], [] or [*s] -> [*s]   lifts to   [] or [B, *s], [B, *s], [] or [B, *s] -> [B, *s]."""
     bdim = next((y.bdim for y in (x, low, high) if is_batched(y)), 0)
     x = lanes(axis, x, bdim)
-    return [Batched(out, bdim) for out in rebind(eqn, spread(axis, low, x, bdim), x, spread(axis, high, x, bdim))]
+    return lifted(axis, eqn, bdim, spread(axis, low, x, bdim), x, spread(axis, high, x, bdim))
 
 
 def spread(axis: Axis, x: Any, like: Any, bdim: int) -> Any:
@@ -55,7 +55,7 @@ def spread(axis: Axis, x: Any, like: Any, bdim: int) -> Any:
 def add_any(axis: Axis, eqn: Any, x: Any, y: Any) -> list:
     """[*s], [*s] -> [*s]   lifts to   [B, *s], [B, *s] -> [B, *s]: unlike add, it takes equal shapes only."""
     bdim = x.bdim if is_batched(x) else y.bdim
-    return [Batched(out, bdim) for out in rebind(eqn, lanes(axis, x, bdim), lanes(axis, y, bdim))]
+    return lifted(axis, eqn, bdim, lanes(axis, x, bdim), lanes(axis, y, bdim))
 
 
 @rule("tie", anywhere=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from minibatch._batched import Array, Axis, Batched, front, is_batched, lanes, shift
+from minibatch._batched import Array, Axis, Batched, front, is_batched, lanes, lifted, shift
 from minibatch._jax import rebind
 from minibatch._registry import rule
 
@@ -28,7 +28,7 @@ def slice(axis: Axis, eqn: Any, x: Batched) -> list:
         "limit_indices": inserted(limits, bdim, value.shape[bdim]),
         "strides": strides if strides is None else inserted(strides, bdim, 1),
     }
-    return [Batched(out, bdim) for out in rebind(eqn, value, **changed)]
+    return lifted(axis, eqn, bdim, value, **changed)
 
 
 # --- gather and scatter -----------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def dynamic_slice(axis: Axis, eqn: Any, operand: Any, *starts: Any) -> list:
     if not any(map(is_batched, starts)):
         value, bdim = operand
         starts = inserted(starts, bdim, lax.full_like(starts[0], 0))
-        return [Batched(out, bdim) for out in rebind(eqn, value, *starts, slice_sizes=inserted(sizes, bdim, axis.size))]
+        return lifted(axis, eqn, bdim, value, *starts, slice_sizes=inserted(sizes, bdim, axis.size))
     batched = is_batched(operand)
     numbers = lax.GatherDimensionNumbers(tuple(range(len(sizes))), (), dims)
     out = lax.gather(
@@ -141,7 +141,7 @@ def dynamic_update_slice(axis: Axis, eqn: Any, operand: Any, update: Any, *start
     if not any(map(is_batched, starts)):
         bdim = operand.bdim if is_batched(operand) else update.bdim
         starts = inserted(starts, bdim, lax.full_like(starts[0], 0))
-        return [Batched(out, bdim) for out in rebind(eqn, lanes(axis, operand, bdim), lanes(axis, update, bdim), *starts)]
+        return lifted(axis, eqn, bdim, lanes(axis, operand, bdim), lanes(axis, update, bdim), *starts)
     numbers = lax.ScatterDimensionNumbers(tuple(range(len(sizes))), (), dims)
     out = lax.scatter(
         lanes(axis, operand),

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from minibatch._batched import Axis, Batched, is_batched, lanes, shift
+from minibatch._batched import Axis, Batched, is_batched, lanes, lifted, shift
 from minibatch._interpreter import batch_jaxpr
-from minibatch._jax import rebind
 from minibatch._registry import along, reduction, rule
 
 reduction("argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor")
@@ -25,7 +24,7 @@ def reduce(axis: Axis, eqn: Any, *operands: Any) -> list:
     xs, starts = [lanes(axis, x) for x in operands[:many]], operands[many:]
     dims = shift(eqn.params["dimensions"])
     if not any(map(is_batched, starts)):
-        return [Batched(out, 0) for out in rebind(eqn, *xs, *starts, dimensions=dims)]
+        return lifted(axis, eqn, 0, *xs, *starts, dimensions=dims)
     rows = [elements_first(x, dims) for x in xs]
     heads = [lax.broadcast_in_dim(lanes(axis, s), (1, *row.shape[1:]), [1]) for s, row in zip(starts, rows, strict=True)]
     rows = [lax.concatenate(pair, 0) for pair in zip(heads, rows, strict=True)]

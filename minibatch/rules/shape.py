@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from minibatch._batched import Axis, Batched, is_batched, lanes, shardings, shift
+from minibatch._batched import Axis, Batched, is_batched, lanes, lifted, shift
 from minibatch._jax import rebind
 from minibatch._registry import along, reduction, rule
 
@@ -22,7 +22,7 @@ along("rev", "dimensions")
 @rule("transpose", anywhere=True)
 def transpose(axis: Axis, eqn: Any, x: Batched) -> list:
     """[*s] -> [*t]   lifts to   [B, *s] -> [B, *t], in one transposition wherever B is."""
-    return [Batched(out, 0) for out in rebind(eqn, x.value, permutation=(x.bdim, *shift(eqn.params["permutation"], x.bdim)))]
+    return lifted(axis, eqn, 0, x.value, permutation=(x.bdim, *shift(eqn.params["permutation"], x.bdim)))
 
 
 @rule("broadcast_in_dim", anywhere=True)
@@ -31,9 +31,7 @@ def broadcast_in_dim(axis: Axis, eqn: Any, x: Batched) -> list:
     dims = eqn.params["broadcast_dimensions"]
     bdim = int(dims[x.bdim - 1]) + 1 if x.bdim else 0
     dims = insert(shift(dims, bdim), x.bdim, bdim)
-    shape = insert(eqn.params["shape"], bdim, axis.size)
-    changed = {"shape": shape, "broadcast_dimensions": dims, **shardings(axis, eqn, bdim)}
-    return [Batched(out, bdim) for out in rebind(eqn, x.value, **changed)]
+    return lifted(axis, eqn, bdim, x.value, shape=insert(eqn.params["shape"], bdim, axis.size), broadcast_dimensions=dims)
 
 
 @rule("reshape")
@@ -43,15 +41,14 @@ def reshape(axis: Axis, eqn: Any, x: Batched) -> list:
     changed = {
         "new_sizes": (axis.size, *eqn.params["new_sizes"]),
         "dimensions": dims if dims is None else (0, *shift(dims)),
-        **shardings(axis, eqn),
     }
-    return [Batched(out, 0) for out in rebind(eqn, x.value, **changed)]
+    return lifted(axis, eqn, 0, x.value, **changed)
 
 
 @rule("tile", anywhere=True)
 def tile(axis: Axis, eqn: Any, x: Batched) -> list:
     """[*s] -> [*(s r)]   lifts to   [B, *s] -> [B, *(s r)]."""
-    return [Batched(out, x.bdim) for out in rebind(eqn, x.value, reps=insert(eqn.params["reps"], x.bdim, 1))]
+    return lifted(axis, eqn, x.bdim, x.value, reps=insert(eqn.params["reps"], x.bdim, 1))
 
 
 @rule("concatenate", anywhere=True)
@@ -59,7 +56,7 @@ def concatenate(axis: Axis, eqn: Any, *operands: Any) -> list:
     """[*s], [*t]… -> [*u]   lifts to   [B, *s], [B, *t]… -> [B, *u]."""
     bdim = next(x.bdim for x in operands if is_batched(x))
     (dimension,) = shift([eqn.params["dimension"]], bdim)
-    return [Batched(out, bdim) for out in rebind(eqn, *(lanes(axis, x, bdim) for x in operands), dimension=dimension)]
+    return lifted(axis, eqn, bdim, *(lanes(axis, x, bdim) for x in operands), dimension=dimension)
 
 
 @rule("stack", anywhere=True)
@@ -78,7 +75,7 @@ def pad(axis: Axis, eqn: Any, x: Any, value: Any) -> list:
     config = insert(eqn.params["padding_config"], bdim, (0, 0, 0))
     x = lanes(axis, x, bdim)
     if not is_batched(value):
-        return [Batched(out, bdim) for out in rebind(eqn, x, value, padding_config=config)]
+        return lifted(axis, eqn, bdim, x, value, padding_config=config)
     inside = lax.pad(lax.full_like(x, True, bool), False, config)
     padded = lax.pad(x, lax.full_like(value.value, 0, shape=()), config)
     around = lax.broadcast_in_dim(value.value, np.shape(padded), [bdim], out_sharding=jax.typeof(padded).sharding)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from minibatch._batched import Axis, Batched, is_batched, lanes, shift
+from minibatch._batched import Axis, Batched, is_batched, lanes, lifted, shift
 from minibatch._jax import rebind
 from minibatch._registry import along, rule
 
@@ -24,7 +24,7 @@ def sort(axis: Axis, eqn: Any, *operands: Any) -> list:
         return by_shared_keys(eqn, operands)
     bdim = next(x.bdim for x in operands if is_batched(x))
     (dimension,) = shift([eqn.params["dimension"]], bdim)
-    return [Batched(out, bdim) for out in rebind(eqn, *(lanes(axis, x, bdim) for x in operands), dimension=dimension)]
+    return lifted(axis, eqn, bdim, *(lanes(axis, x, bdim) for x in operands), dimension=dimension)
 
 
 def by_shared_keys(eqn: Any, operands: tuple) -> list:
