@@ -97,7 +97,7 @@ def _sharding(axis: Axis, x: Array, bdim: int) -> Any:
     sharding = jax.typeof(x).sharding
     if sharding.mesh.empty:  # a constant
         sharding = NamedSharding(jax.sharding.get_abstract_mesh(), jax.sharding.PartitionSpec(*[None] * np.ndim(x)))
-    return _lifted(axis, sharding, bdim)
+    return sharding_of_lanes(axis, sharding, bdim)
 
 
 def laid(axis: Axis, x: Array, entry: Any) -> Any:
@@ -114,10 +114,10 @@ def shardings(axis: Axis, eqn: Any, bdim: int = 0) -> dict[str, Any]:
     if "sharding" not in params and "out_sharding" not in params:
         return {}
     given = [name for name in ("sharding", "out_sharding") if params.get(name) is not None]
-    return {name: _lifted(axis, params[name], bdim) for name in given}
+    return {name: sharding_of_lanes(axis, params[name], bdim) for name in given}
 
 
-def _lifted(axis: Axis, sharding: Any, bdim: int) -> Any:
+def sharding_of_lanes(axis: Axis, sharding: Any, bdim: int) -> Any:
     """`sharding` of one lane's array, with a dimension for the lanes at `bdim`."""
     if not isinstance(sharding, NamedSharding):
         return sharding

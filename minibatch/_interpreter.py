@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from minibatch import _errors, _jax, _registry
-from minibatch._batched import Axis, Batched, apart, front, is_batched, lanes, together
+from minibatch._batched import Axis, Batched, apart, front, is_batched, lanes, sharding_of_lanes, together
 
 
 def batch_jaxpr(axis: Axis, jaxpr: Any, args: Sequence[Any]) -> list:
@@ -21,6 +23,11 @@ def batch_jaxpr(axis: Axis, jaxpr: Any, args: Sequence[Any]) -> list:
 
 
 def _batch_jaxpr(axis: Axis, jaxpr: Any, args: Sequence[Any]) -> list:
+    return walk(jaxpr, args, functools.partial(batch_eqn, axis))
+
+
+def walk(jaxpr: Any, args: Sequence[Any], apply: Callable[[Any, list], list]) -> list:
+    """Evaluate `jaxpr` on `args`, each equation by `apply(eqn, values)`."""
     jaxpr, consts = _jax.open_jaxpr(jaxpr), _jax.consts_of(jaxpr)
     env: dict[Any, Any] = {}
 
@@ -33,7 +40,7 @@ def _batch_jaxpr(axis: Axis, jaxpr: Any, args: Sequence[Any]) -> list:
     with _walking(env):
         for eqn, dead in _last_uses(jaxpr) if not _jax.is_staging() else zip(jaxpr.eqns, itertools.repeat(())):
             with around.of(eqn):
-                outs = batch_eqn(axis, eqn, [read(atom) for atom in eqn.invars])
+                outs = apply(eqn, [read(atom) for atom in eqn.invars])
             env.update(zip(eqn.outvars, outs, strict=True))
             for var in dead:
                 del env[var]
@@ -54,9 +61,24 @@ def _batch_eqn(axis: Axis, eqn: Any, args: Sequence[Any]) -> list:
         args = [Batched(front(x), 0) if is_batched(x) else x for x in args]
     try:
         return found.apply(axis, eqn, *args)
+    except _jax.ShardingTypeError:  # one lane of it can be told, or there would be no equation
+        return _left_to_the_compiler(axis, eqn, found, args)
     except Exception as error:
         _errors.note(error, eqn)
         raise
+
+
+def _left_to_the_compiler(axis: Axis, eqn: Any, found: _registry.Rule, args: Sequence[Any]) -> list:
+    """The rule where JAX cannot tell how the result lies on an explicit mesh: as one lane's does, with the lanes in front."""
+    arrays, bdims = apart(args)
+    free = axis._replace(mesh_name=None)
+
+    def lift(*arrays: Any) -> list:
+        return [lanes(free, x) for x in found.apply(free, eqn, *together(arrays, bdims))]
+
+    targets = [sharding_of_lanes(axis, v.aval.sharding, 0) for v in eqn.outvars]
+    outs: Any = jax.sharding.auto_axes(lift, out_sharding=targets)(*arrays)
+    return [Batched(x, 0) for x in outs]
 
 
 def _last_uses(jaxpr: Any) -> list[tuple[Any, list]]:

@@ -19,11 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import effects as _effects
 from jax._src.ad_util import Zero
 from jax._src.api_util import fun_sourceinfo
 from jax._src.array import ArrayImpl
+from jax._src.checkify import FailedCheckError
 from jax._src.config import trace_context as _trace_context
-from jax._src.core import DebugInfo, DropVar, current_jaxpr_eqn_context, trace_state_clean, valid_jaxtype
+from jax._src.core import DebugInfo, DropVar, ShardingTypeError, current_jaxpr_eqn_context, trace_state_clean, valid_jaxtype
 from jax._src.custom_batching import custom_vmap_p as _custom_vmap_p
 from jax._src.dtypes import canonicalize_value
 from jax._src.effects import Effect, JaxprInputEffect
@@ -63,16 +65,16 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jax.tree_util import PyTreeDef, default_registry
 
 __all__ = [
-    "ArrayImpl", "ClosedJaxpr", "DropVar", "Jaxpr", "JaxprEqn", "Literal", "NDIndexer", "Primitive", "Slice", "Surroundings",
-    "Var", "apply_registered", "as_argument", "aval_key", "aval_of", "axis_env", "batched_aval", "bind", "closed",
-    "concerns_lanes", "consts_of", "discharge", "has_cotangent", "has_third_party_rule", "hide", "hoisted", "inner_jaxprs",
-    "is_own_primitive", "is_placed", "is_ref", "is_staging", "is_view", "is_vmappable", "is_zero", "lane_aval",
-    "lift_sharding", "mesh_axis", "names_axis", "names_given_up", "no_cotangent", "numbers", "of_many", "open_jaxpr",
-    "plain_aval", "primitives_of_jax", "pull_back", "pulled_back", "raising_line", "rebind", "rebind_as", "scan_counts",
-    "side_effects", "sparse_definition", "trace_context", "trace_jaxpr", "trace_state_clean", "transform_name_stack",
-    "user_file_and_line", "user_line", "valid_jaxtype", "variable_of", "variables_seen", "vary", "vary_like", "varying",
-    "varying_aval", "vmappable_from_lane", "vmappable_to_lane", "vmappables", "with_captured", "with_lanes", "wrapped",
-    "zero_of_lane", "zero_of_lanes", "zeros",
+    "ArrayImpl", "ClosedJaxpr", "DropVar", "Jaxpr", "JaxprEqn", "Literal", "NDIndexer", "Primitive", "ShardingTypeError",
+    "Slice", "Surroundings", "Var", "apply_registered", "as_argument", "aval_key", "aval_of", "axis_env", "batched_aval",
+    "bind", "closed", "concerns_lanes", "consts_of", "discharge", "failed_check", "has_cotangent", "has_third_party_rule",
+    "hide", "hoisted", "inner_jaxprs", "is_own_primitive", "is_placed", "is_ref", "is_staging", "is_view", "is_vmappable",
+    "is_zero", "lane_aval", "lanes_meet", "lift_sharding", "mesh_axis", "names_axis", "names_given_up", "no_cotangent",
+    "numbers", "of_many", "open_jaxpr", "ordered", "plain_aval", "primitives_of_jax", "pull_back", "pulled_back",
+    "raising_line", "rebind", "rebind_as", "scan_counts", "side_effects", "sparse_definition", "trace_context", "trace_jaxpr",
+    "trace_state_clean", "transform_name_stack", "user_file_and_line", "user_line", "valid_jaxtype", "variable_of",
+    "variables_seen", "vary", "vary_like", "varying", "varying_aval", "vmappable_from_lane", "vmappable_to_lane",
+    "vmappables", "with_captured", "with_lanes", "wrapped", "zero_of_lane", "zero_of_lanes", "zeros",
 ]  # fmt: skip
 
 ONE_JAXPR_CLASS = ClosedJaxpr is Jaxpr  # since 0.11: a Jaxpr carries its own consts
@@ -384,6 +386,16 @@ def names_axis(jaxpr: Any, name: Any) -> bool:
     return any(isinstance(effect, _core.NamedAxisEffect) and effect.name == name for effect in jaxpr.effects)
 
 
+def lanes_meet(x: Any, name: Any) -> bool:
+    """Whether lanes exchange values over the axis `name` in an equation or jaxpr; asking for one's number is none."""
+    if not names_axis(x, name):
+        return False
+    if not isinstance(x, JaxprEqn):
+        return any(lanes_meet(eqn, name) for eqn in open_jaxpr(x).eqns)
+    inner = list(inner_jaxprs(x))
+    return any(lanes_meet(jaxpr, name) for jaxpr in inner) if inner else x.primitive.name != "axis_index"
+
+
 def concerns_lanes(eqn: Any, name: Any) -> bool:
     """Whether lanes matter in `eqn` though all its operands are shared: they meet over their axis, or reach references."""
     return names_axis(eqn, name) or any(isinstance(effect, JaxprInputEffect) for effect in eqn.effects)
@@ -405,6 +417,21 @@ def side_effects(jaxpr: Any) -> bool:
     """Whether `jaxpr`, or an equation, does something beside computing its outputs: references of its own are inside it."""
     inside = (_core.NamedAxisEffect, _core.InternalMutableArrayEffect)
     return any(not isinstance(effect, inside) for effect in jaxpr.effects)
+
+
+def ordered(x: Any) -> bool:
+    """Whether an equation or jaxpr has effects whose order matters."""
+    return any(map(_effects.ordered_effects.contains, x.effects))
+
+
+def failed_check(eqn: Any, values: Sequence[Any]) -> tuple[str, tuple, dict] | None:
+    """What a `check` equation on `values` would say of a failed `checkify.check`, and with what; None for other errors."""
+    error = jax.tree.unflatten(eqn.params["err_tree"], values)
+    if len(error._metadata) != 1:
+        return None
+    (treedef,), (payload,) = error._metadata.values(), error._payload.values()
+    said = jax.tree.unflatten(treedef, payload)
+    return (said.fmt_string, said.args, said.kwargs) if isinstance(said, FailedCheckError) else None
 
 
 def discharge(eqn: Any) -> Any:

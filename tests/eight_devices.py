@@ -231,6 +231,9 @@ OVER_EXPLICIT = {
         lambda x: lax.psum(x * 2, "a"), in_specs=P("a"), out_specs=P(), axis_names={"a"}
     )(x),
     "scan": lambda x, w: lax.scan(lambda c, _: (c * w, c.sum()), x, None, length=2),
+    "branch": lambda x, w: lax.cond(x.sum() > 0, lambda: (x * w, w), lambda: (-x, w * 2)),
+    "loop": lambda x, w: lax.while_loop(lambda c: jnp.abs(c[0]).sum() > 3, lambda c: (c[0] / 2, c[1] + w), (x, w)),
+    "place of its own": lambda x, w: (lax.dynamic_slice(w, (jnp.int32(x.max()),), (2,)), w[jnp.argmax(x[:, 0])]),
 }
 
 

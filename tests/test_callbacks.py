@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.experimental import checkify, io_callback
 
 import minibatch
@@ -85,6 +87,109 @@ def test_pure_callback_is_traced_to_the_same_program_twice(method: str | None) -
     assert first == second
 
 
+# --- in branches and loops --------------------------------------------------------------------------------------------
+
+X = jnp.arange(4.0)
+NOTHING = lambda: None
+
+
+def asked(tell: Callable, ordered: bool) -> Callable:
+    return lambda x: io_callback(lambda x: (tell(x), np.float32(10 * x))[1], ONE, x, ordered=ordered)
+
+
+def computed(tell: Callable, ordered: bool) -> Callable:
+    del ordered
+    return lambda x: jax.pure_callback(lambda x: (tell(x), np.float32(10 * x))[1], ONE, x, vmap_method="sequential")
+
+
+ACTING = {  # name: program of (say, ask, x)
+    "branch": lambda say, ask, x: lax.cond(x > 1.5, lambda: say(x), NOTHING),
+    "both branches": lambda say, ask, x: lax.cond(x > 1.5, lambda: say(x), lambda: say(-x, 7)),
+    "switch": lambda say, ask, x: lax.switch(jnp.int32(x), [lambda: say(x), NOTHING, lambda: say(x * 10)]),
+    "branch in branch": lambda say, ask, x: lax.cond(
+        x > 0.5, lambda: lax.cond(x < 2.5, lambda: say(x), lambda: say(-x)), NOTHING
+    ),
+    "branch of jit": lambda say, ask, x: lax.cond(x > 1.5, lambda: jax.jit(lambda y: say(y))(x), NOTHING),
+    "branch of checkpoint": lambda say, ask, x: lax.cond(x > 1.5, lambda: jax.checkpoint(lambda y: say(y))(x), NOTHING),
+    "branch of scan": lambda say, ask, x: lax.cond(
+        x > 1.5, lambda: lax.scan(lambda c, i: (say(x, i), (c + i, c))[1], 0, jnp.arange(2))[1].sum(), lambda: 0
+    ),
+    "branch of loop": lambda say, ask, x: lax.cond(
+        x > 1.5, lambda: lax.while_loop(lambda i: i < x, lambda i: (say(x, i), i + 1)[1], 0), lambda: 9
+    ),
+    "loop": lambda say, ask, x: lax.while_loop(lambda i: i < x, lambda i: (say(x, i), i + 1)[1], 0),
+    "condition of loop": lambda say, ask, x: lax.while_loop(lambda i: (say(x, i), i < x)[1], lambda i: i + 1, 0),
+    "branch in loop": lambda say, ask, x: lax.fori_loop(
+        0, jnp.int32(x), lambda i, c: (lax.cond(i > 0, lambda: say(x, i), NOTHING), c + i)[1], 0
+    ),
+    "answer in branch": lambda say, ask, x: lax.cond(x > 1.5, ask, lambda x: -x, x),
+    "answer in loop": lambda say, ask, x: lax.while_loop(lambda c: c < 50, ask, x + 1),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "ask", "ordered"),
+    [
+        *((name, asked, False) for name in ACTING),
+        *((name, computed, False) for name in ("answer in branch", "answer in loop")),
+        *((name, asked, True) for name in ("branch of jit", "branch of loop", "loop", "answer in branch", "answer in loop")),
+    ],
+)
+def test_host_hears_of_the_lanes_that_come_there_and_of_no_others(name: str, ask: Callable, ordered: bool) -> None:
+    if ask is computed and not name.startswith("answer"):
+        return
+    heard: list = []
+    tell = lambda *xs: heard.append(tuple(np.asarray(x).tolist() for x in xs))
+    f = lambda x: ACTING[name](lambda *xs: jax.debug.callback(tell, *xs, ordered=ordered), ask(tell, ordered), x)
+    lanes = [f(x) for x in X]
+    jax.effects_barrier()
+    wanted = heard[:]
+    heard.clear()
+    found = minibatch.vmap(f)(X)
+    jax.effects_barrier()
+    if found is not None:
+        np.testing.assert_array_equal(found, jnp.stack(lanes))
+    assert collections.Counter(heard) == collections.Counter(wanted)
+    if ordered and "loop" in name and "branch" not in name:
+        assert heard == wanted  # one lane after the other
+    if "branch" in name and "of" not in name:
+        heard.clear()
+        minibatch.vmap(minibatch.vmap(f))(X.reshape(2, 2))
+        jax.effects_barrier()
+        assert collections.Counter(heard) == collections.Counter(wanted)
+
+
+def test_callback_in_a_branch_is_one_equation_and_knows_its_lane(capfd: pytest.CaptureFixture) -> None:
+    def f(x: Any) -> None:
+        lax.cond(x > 1.5, lambda: jax.debug.print("lane {}: {x}", lax.axis_index("i"), x=x), NOTHING)
+
+    mapped = minibatch.vmap(f, axis_name="i")
+    assert str(mapped.jaxpr(X)).count("debug_callback[") == 1 and "scan" not in str(mapped.jaxpr(X))
+    mapped(X)
+    jax.effects_barrier()
+    assert capfd.readouterr().out == "lane 2: 2.0\nlane 3: 3.0\n"
+
+
+def test_lanes_may_meet_in_a_branch_that_acts() -> None:
+    heard: list = []
+
+    def f(x: Any) -> Any:
+        taken = lambda x: (jax.debug.callback(lambda x: heard.append(float(x)), x), lax.psum(x, "i"))[1]
+        return lax.cond(x > 1.5, taken, lambda x: x, x)
+
+    np.testing.assert_allclose(minibatch.vmap(f, axis_name="i")(X), [0, 1, 6, 6])
+    jax.effects_barrier()
+    assert heard == [2, 3]
+
+
+def test_branch_that_no_lane_takes_is_not_run() -> None:
+    def never(x: Any) -> Any:  # does not end, and would trip over NaN
+        return io_callback(lambda x: 1 / 0, ONE, lax.while_loop(lambda y: y > 0, lambda y: jnp.log(-y) * 0 + y, x))
+
+    with jax.debug_nans(True):
+        np.testing.assert_array_equal(minibatch.vmap(lambda x: lax.cond(x > 9, never, lambda x: -x, x))(X), -X)
+
+
 def test_callback_of_no_lanes() -> None:
     found = minibatch.vmap(lambda x: jax.pure_callback(lambda x: 1 / 0, ONE, x))(jnp.zeros(0))
     assert found.shape == (0,) and found.dtype == jnp.float32
@@ -98,11 +203,33 @@ def failing(x: Any) -> Any:
 
 def test_check_reports_the_first_lane_that_fails() -> None:
     error, _ = checkify.checkify(minibatch.vmap(failing))(jnp.asarray([1.0, -2.5, 3.0, -4.0]))
-    assert "lane value -2.5 is not positive" in error.get()
+    assert error.get().startswith("at mapped index 1: lane value -2.5 is not positive")
     error, _ = checkify.checkify(minibatch.vmap(failing))(jnp.asarray([1.0, 12.0]))
     assert "lane value 12.0 is too large" in error.get()
     error, _ = checkify.checkify(minibatch.vmap(failing))(jnp.asarray([1.0, 2.0]))
     assert error.get() is None
+    error, _ = checkify.checkify(minibatch.vmap(minibatch.vmap(failing)))(jnp.asarray([[1.0, 2.0], [3.0, -4.0]]))
+    assert error.get().startswith("at mapped index 1: at mapped index 1: lane value -4.0 is not positive")
+
+
+@pytest.mark.parametrize("errors", [checkify.user_checks, checkify.all_checks], ids=["user", "all"])
+@pytest.mark.parametrize("place", ["branch", "loop", "scan"])
+def test_check_fails_only_for_lanes_that_come_there(place: str, errors: Any) -> None:
+    def f(x: Any) -> Any:
+        fits = lambda y: checkify.check(y != 3, "{y} of {x}", y=y, x=x)
+        match place:
+            case "branch":
+                return lax.cond(x > 0, lambda: (fits(x), jnp.log(x))[1], lambda: x)
+            case "loop":
+                return lax.while_loop(lambda y: y < x, lambda y: (fits(y), y + 1)[1], 0.0)
+            case "scan":
+                return lax.scan(lambda y, _: (fits(y), (y + x, None))[1], 0.0, None, length=3)[0]
+
+    mapped, bad = minibatch.vmap(f), jnp.asarray([-3.0, 7.0 if place == "loop" else 3.0])
+    good = jnp.asarray([-3.0, 2.0])
+    for checked in (checkify.checkify(mapped, errors), minibatch.vmap(checkify.checkify(f, errors))):
+        assert checked(good)[0].get() is None
+        assert checked(bad)[0].get().startswith("at mapped index 1: 3.0 of ")
 
 
 def test_errors_of_a_checked_function_are_one_for_each_lane() -> None:

@@ -210,16 +210,16 @@ def test_host_is_asked_only_for_the_lanes_that_take_the_branch() -> None:
     assert host.seen() == [4.0, 9.0]
 
 
-def test_side_effect_and_collective_in_a_branch_that_lanes_take_apart_is_an_error() -> None:
-    def f(x: Any) -> Any:
-        def branch(x: Any) -> Any:
-            jax.debug.callback(lambda x: None, x)
-            return lax.psum(x, "i")
+def test_ordered_effect_and_collective_in_a_loop_that_lanes_leave_apart_is_an_error() -> None:
+    def f(n: Any) -> Any:
+        def step(i: Any) -> Any:
+            jax.debug.callback(lambda x: None, i, ordered=True)
+            return i + lax.pmax(n, "i")
 
-        return lax.cond(x > 0, branch, lambda x: x, x)
+        return lax.while_loop(lambda i: i < n, step, 0)
 
     with pytest.raises(NotImplementedError, match="both meet over axis 'i' and have side effects"):
-        vmap(f, axis_name="i")(X)
+        vmap(f, axis_name="i")(jnp.arange(3))
 
 
 def test_refs_are_written_by_the_lanes_that_take_the_branch() -> None:

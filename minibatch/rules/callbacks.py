@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,45 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental import checkify
 
 from minibatch import _jax
 from minibatch._batched import Axis, Batched, apart, is_batched, laid, lanes
+from minibatch._host import Again, EachLane
 from minibatch._jax import rebind
 from minibatch._registry import rule
 from minibatch.rules.fallback import one_by_one
-
-
-@dataclasses.dataclass(frozen=True)
-class EachLane:
-    """A host function of all lanes: `callback` for one lane after another, results stacked.
-
-    Arguments that are `mapped` come as [B, *s], the others as every lane sees them. Equal just where its parts are, so
-    that a program compiled with one serves for the other.
-    """
-
-    callback: Any
-    mapped: tuple[bool, ...]
-    avals: tuple[Any, ...] = ()
-
-    def __call__(self, *args: Any) -> Sequence[Any]:
-        columns = [np.asarray(x) if mapped and not is_key(x) else x for x, mapped in zip(args, self.mapped, strict=True)]
-        count = next(len(x) for x, mapped in zip(columns, self.mapped, strict=True) if mapped)
-        rows = [self.callback(*self.lane(columns, i)) for i in range(count)]
-        return [np.stack(column) for column in zip(*rows, strict=True)] if rows else [empty(aval) for aval in self.avals]
-
-    def lane(self, columns: Sequence[Any], i: int) -> list:
-        """The arguments of lane `i`, as arrays of the kind that JAX itself hands to a callback."""
-        return [jax.device_put(x[i]) if mapped else x for x, mapped in zip(columns, self.mapped, strict=True)]
-
-
-def is_key(x: Any) -> bool:
-    """Whether `x` holds typed random keys, which NumPy cannot."""
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def empty(aval: Any) -> np.ndarray:
-    """No lane of `aval`."""
-    return np.zeros((0, *aval.shape), aval.dtype)
 
 
 def call_of_all(axis: Axis, eqn: Any, values: Sequence[Any], **changed: Any) -> list:
@@ -96,16 +64,6 @@ def debug_callback(axis: Axis, eqn: Any, *operands: Any) -> list:
     return rebind(eqn, *apart(operands)[0], callback=EachLane(eqn.params["callback"], tuple(map(is_batched, operands))))
 
 
-@dataclasses.dataclass(frozen=True)
-class Again:
-    """A host function that does on the host what `eqn` does."""
-
-    eqn: Any
-
-    def __call__(self, *args: Any) -> list:
-        return rebind(self.eqn, *args)
-
-
 @rule("debug_print")
 def debug_print(axis: Axis, eqn: Any, *operands: Any) -> list:
     """[*s] -> lifts to [B, *s] ->: a callback that prints each lane in turn."""
@@ -125,18 +83,28 @@ def inspect_sharding(axis: Axis, eqn: Any, x: Batched) -> list:
 @rule("check")
 def check(axis: Axis, eqn: Any, *operands: Any) -> list:
     """Whether, which, and with what payload: of each kind of error, the first lane's that has it."""
+    if not axis.size:
+        return []
     failed, _, payloads = eqn.params["err_tree"].children()
     kinds = failed.num_leaves
     sizes = [payload.num_leaves for payload in payloads.children()]
     ends = 2 * kinds + np.cumsum([0, *sizes])
     values = list(operands)
+    lane: Any = None
     for kind in range(kinds):
         parts = [kind, kinds + kind, *range(ends[kind], ends[kind + 1])]
-        lane = lax.argmax(operands[kind].value, 0, np.int32) if is_batched(operands[kind]) else 0
+        lane = lax.argmax(operands[kind].value, 0, np.int32) if is_batched(operands[kind]) else jnp.int32(0)
         for i in parts:
             if is_batched(operands[i]):
                 values[i] = lax.dynamic_index_in_dim(operands[i].value, lane, 0, keepdims=False)
-    return rebind(eqn, *values) if axis.size else []
+    said = _jax.failed_check(eqn, values)
+    if said is None:
+        return rebind(eqn, *values)
+    text, args, kwargs = said
+    name = f"mapped_index_{sum(key.startswith('mapped_index_') for key in kwargs)}"
+    tell = checkify.debug_check if eqn.params["debug"] else checkify.check
+    tell(lax.bitwise_not(values[0]), f"at mapped index {{{name}}}: {text}", *args, **{name: lane}, **kwargs)
+    return []
 
 
 @rule("ffi_call")

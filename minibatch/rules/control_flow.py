@@ -16,6 +16,7 @@ from minibatch._jax import rebind
 from minibatch._registry import rule
 from minibatch.rules.fallback import one_by_one
 from minibatch.schedule.fixpoint import fixpoint
+from minibatch.schedule.live import can_be_told
 from minibatch.schedule.lockstep import lockstep
 from minibatch.schedule.select import select
 
@@ -24,7 +25,7 @@ from minibatch.schedule.select import select
 def cond(axis: Axis, eqn: Any, index: Any, *operands: Any) -> list:
     """cond(i, branches, x)   lifts to   cond(i, lifted branches, x), or to a choice where i differs by lane."""
     if is_batched(index):
-        if _jax.side_effects(eqn):
+        if _jax.side_effects(eqn) and not can_be_told(eqn):
             return in_turn(axis, eqn, [index, *operands])
         return select(axis, eqn, index.value, operands)
     arrays, bdims = apart(operands)
@@ -54,7 +55,8 @@ def while_(axis: Axis, eqn: Any, *operands: Any) -> list:
     body, batched = fixpoint(step, [*map(is_batched, carry)])
     condition, (bdim,) = batch_closed(axis, eqn.params["cond_jaxpr"], [*apart(cond_consts)[1], *_in_front(batched)])
     if bdim is not None or _jax.open_jaxpr(condition).outvars[0].aval.shape:
-        if _jax.side_effects(eqn):
+        mapped_before = _jax.open_jaxpr(eqn.params["cond_jaxpr"]).outvars[0].aval.shape
+        if _jax.side_effects(eqn) and (mapped_before or _jax.ordered(eqn) or not can_be_told(eqn)):
             return in_turn(axis, eqn, operands)
         return lockstep(axis, eqn, cond_consts, body_consts, carry)
     start = [lanes(axis, x) if b else x for x, b in zip(carry, batched, strict=True)]
@@ -95,7 +97,7 @@ def _in_front(batched: Sequence[bool]) -> list[int | None]:
 
 
 def in_turn(axis: Axis, eqn: Any, operands: Sequence[Any]) -> list:
-    """One lane after the other, so that what happens beside the computation happens in the lanes that come to it."""
+    """One lane after the other, where what happens beside the computation cannot be told which lanes come to it."""
     if any(map(_jax.is_ref, apart(operands)[0])):
         return on_values(axis, eqn, operands)
     if _jax.names_axis(eqn, axis.name):

@@ -80,7 +80,7 @@ FACTORIZATIONS = (
     "cholesky cholesky_update custom_linear_solve eig eigh hessenberg householder_product lu qr schur svd "
     "triangular_solve tridiagonal tridiagonal_solve"
 )
-CALLS_OUT_OF_XLA = "pure_callback io_callback ffi_call pallas_call call_exported"
+CALLS_OUT_OF_XLA = "pure_callback io_callback debug_callback debug_print ffi_call pallas_call call_exported"
 HEAVY = frozenset(f"{LOOPS} {FACTORIZATIONS} {CALLS_OUT_OF_XLA}".split())
 MANY = 64  # equations
 

@@ -14,6 +14,7 @@ from minibatch._batched import Axis, Batched, apart, lanes, together
 from minibatch._interpreter import batch_jaxpr, remembered
 from minibatch._jax import rebind
 from minibatch.schedule.borrow import borrow, choose, hands_through, may_not_end, reads
+from minibatch.schedule.live import taking_part
 
 
 def lockstep(axis: Axis, eqn: Any, cond_consts: Sequence[Any], body_consts: Sequence[Any], carry: Sequence[Any]) -> list:
@@ -50,7 +51,7 @@ def _loop(
     cond: Any, body: Any, axis: Axis, avals: list, cond_count: int, const_bdims: list, bdims: list, changes: list
 ) -> tuple[Any, Any]:
     """The condition and the body of the loop over all lanes, on `live` [B] and the carries."""
-    count = len(const_bdims)
+    count, aval = len(const_bdims), _jax.open_jaxpr(cond).outvars[0].aval
 
     def go(live: Any, *state: Any) -> list:
         return [jnp.any(live)]
@@ -58,14 +59,14 @@ def _loop(
     def step(*args: Any) -> list:
         consts, live, carry = together(args[:count], const_bdims), args[count], together(args[count + 1 :], bdims)
         given = [*consts[cond_count:], *carry]
-        if (may_not_end(body) or _jax.watches_nans()) and not _jax.names_axis(body, axis.name):
+        if (may_not_end(body) or _jax.watches_nans()) and not _jax.lanes_meet(body, axis.name):
             given = borrow(axis, jnp.any(live, axis=range(1, live.ndim)), given, reads(body))
-        new = batch_jaxpr(axis, body, given)
+        new = batch_jaxpr(axis, *taking_part(axis, body, live, aval, given))
         carry = [
             Batched(choose(live, x.value, lanes(axis, y)), 0) if change else x
             for x, y, change in zip(carry, new, changes, strict=True)
         ]
-        live = lax.bitwise_and(live, _live(axis, cond, [*consts[:cond_count], *carry]))
+        live = lax.bitwise_and(live, _live(axis, *taking_part(axis, cond, live, aval, [*consts[:cond_count], *carry])))
         return [live, *apart(carry)[0]]
 
     return _jax.trace_jaxpr(go, avals[count:]), _jax.trace_jaxpr(step, avals)

@@ -14,6 +14,7 @@ from minibatch._batched import Array, Axis, Batched, apart, lanes
 from minibatch._interpreter import batch_closed, batch_jaxpr, remembered
 from minibatch._jax import rebind
 from minibatch.schedule.borrow import borrow, choose, differentiable_if_any, guarded, hands_through, reads
+from minibatch.schedule.live import taking_part
 
 
 def select(axis: Axis, eqn: Any, index: Array, operands: Sequence[Any]) -> list:
@@ -32,20 +33,21 @@ def select(axis: Axis, eqn: Any, index: Array, operands: Sequence[Any]) -> list:
 
 def _branch(axis: Axis, eqn: Any, branch: Any, taking: Array, operands: Sequence[Any]) -> list:
     """All outputs of one branch as [B, *s], of which only those of lanes `taking` it matter."""
-    if _jax.names_axis(branch, axis.name):  # the lanes meet in it, each with values of its own
-        return _lifted(axis, branch, operands)
+    if _jax.lanes_meet(branch, axis.name):  # each with values of its own
+        return _lifted(axis, *taking_part(axis, branch, taking, eqn.invars[0].aval, operands))
     used = reads(branch)
     operands = borrow(axis, taking, operands, used)
     if guarded(branch):
-        return _run_or_skip(axis, eqn, branch, jnp.any(taking), operands)
-    return _lifted(axis, branch, differentiable_if_any(taking, operands, used))
+        return _run_or_skip(axis, eqn, *taking_part(axis, branch, taking, eqn.invars[0].aval, operands), jnp.any(taking))
+    operands = differentiable_if_any(taking, operands, used)
+    return _lifted(axis, *taking_part(axis, branch, taking, eqn.invars[0].aval, operands))
 
 
 def _lifted(axis: Axis, branch: Any, operands: Sequence[Any]) -> list:
     return [lanes(axis, out) for out in batch_jaxpr(axis, branch, operands)]
 
 
-def _run_or_skip(axis: Axis, eqn: Any, branch: Any, taken: Array, operands: Sequence[Any]) -> list:
+def _run_or_skip(axis: Axis, eqn: Any, branch: Any, operands: Sequence[Any], taken: Array) -> list:
     """The outputs if the branch is `taken` [] at all, else zeros."""
     arrays, bdims = apart(operands)
     run, _ = batch_closed(axis, branch, bdims, [True] * len(eqn.outvars))
