@@ -173,7 +173,7 @@ class Vmapped(Generic[P, R]):
         spmd_name = _axes.spmd_name(self._options["spmd_axis_name"], mesh_name)
         divergence = chosen(self._options["divergence"])
         axis = Axis(size, self._options["axis_name"], spmd_name, mesh_name, divergence=divergence)
-        return Call(self._fun, leaves, in_tree, axes, traced, axis, self._out_axes)
+        return Call(self._fun, leaves, in_tree, axes, traced, axis, self._out_axes, self._options["sum_match"])
 
     def _axes_of(self, args: tuple, kwargs: dict, leaves: list, in_tree: Any) -> tuple[int | None, ...]:
         """The axis for each leaf, as the user counts it; remembered by structure unless leaves were asked."""
@@ -203,8 +203,8 @@ class Vmapped(Generic[P, R]):
 
 
 DEFAULTS = {
-    "in_axes": 0, "out_axes": 0, "axis_name": None, "axis_size": None, "spmd_axis_name": None, "compile": True,
-    "divergence": None,
+    "in_axes": 0, "out_axes": 0, "axis_name": None, "axis_size": None, "spmd_axis_name": None, "sum_match": False,
+    "compile": True, "divergence": None,
 }  # fmt: skip
 
 
@@ -229,11 +229,11 @@ def _merge_parts(axes: list, leaves: list) -> list:
 
 @overload
 def vmap(fun: Callable[P, R], in_axes: Any = 0, out_axes: Any = 0, axis_name: Hashable | None = None,
-         axis_size: int | None = None, spmd_axis_name: Any = None, *, compile: bool = True,
+         axis_size: int | None = None, spmd_axis_name: Any = None, sum_match: bool = False, *, compile: bool = True,
          divergence: str | Sequence[str] | None = None) -> Vmapped[P, R]: ...  # fmt: skip
 @overload
 def vmap(fun: None = None, in_axes: Any = 0, out_axes: Any = 0, axis_name: Hashable | None = None,
-         axis_size: int | None = None, spmd_axis_name: Any = None, *,
+         axis_size: int | None = None, spmd_axis_name: Any = None, sum_match: bool = False, *,
          compile: bool = True,
          divergence: str | Sequence[str] | None = None) -> Callable[[Callable[P, R]], Vmapped[P, R]]: ...  # fmt: skip
 def vmap(
@@ -243,13 +243,14 @@ def vmap(
     axis_name: Hashable | None = None,
     axis_size: int | None = None,
     spmd_axis_name: Any = None,
+    sum_match: bool = False,
     *,
     compile: bool = True,
     divergence: str | Sequence[str] | None = None,
 ) -> Any:
     """Map `fun` over an axis of its arguments.
 
-    As `jax.vmap`, with the first six arguments in the same order and of the same meaning. Outside any other
+    As `jax.vmap`, with the first seven arguments in the same order and of the same meaning. Outside any other
     transformation the mapped function is compiled by `jax.jit`, and like every compiled function is taken to be pure;
     inside one it is emitted into it.
 
@@ -265,6 +266,8 @@ def vmap(
       axis_name: a name for the mapped axis, for collectives in `fun`.
       axis_size: the number of lanes; needed where no argument is mapped.
       spmd_axis_name: mesh axis, or a tuple of them, over which the mapped axis is sharded.
+      sum_match: True to sum the lanes of an output that differs by lane where `out_axes` has None, as the derivative for
+        something that lanes share is to be. An output that all lanes share stays as it is.
       compile: False to trace afresh at every call and run equation by equation, as `jax.vmap` does.
       divergence: how loops and branches run whose lanes diverge: "lockstep", "compact" or "refill" for loops, "select" or
         "partition" for branches, or a tuple of both; "auto" for whichever should take least time. None: as the region
@@ -295,6 +298,7 @@ def vmap(
         "axis_name": axis_name,
         "axis_size": axis_size,
         "spmd_axis_name": spmd_axis_name,
+        "sum_match": sum_match,
         "compile": compile,
         "divergence": divergence,
     }

@@ -64,7 +64,12 @@ def is_axis(spec: Any) -> bool:
 
 def says_all(spec: Any) -> bool:
     """Whether `spec` says it of everything below at once, without asking each leaf."""
-    return spec is None or type(spec) is int or isinstance(spec, if_batched) or _jax.is_map_spec(spec)
+    return spec is None or type(spec) is int or is_out_spec(spec) or _jax.is_map_spec(spec)
+
+
+def is_out_spec(spec: Any) -> bool:
+    """Whether `spec` speaks of an output: what becomes of its lanes depends on whether it has any."""
+    return isinstance(spec, if_batched) or spec is _jax.SUM or spec is _jax.INFER
 
 
 def check(name: str, spec: Spec) -> Spec:
@@ -75,7 +80,7 @@ def check(name: str, spec: Spec) -> Spec:
     """
     spec = tuple(spec) if isinstance(spec, list) else spec
     for leaf in tree_leaves(spec):
-        if not is_axis(leaf) or (name == "in_axes" and isinstance(leaf, if_batched)):
+        if not is_axis(leaf) or (name == "in_axes" and is_out_spec(leaf)):
             raise _errors.not_an_axis(name, spec, leaf)
     return spec
 

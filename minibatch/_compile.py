@@ -8,11 +8,12 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import tree_unflatten
+from jax.tree_util import tree_leaves, tree_unflatten
 
 from minibatch import _axes, _errors, _jax
-from minibatch._batched import Axis, Batched, is_batched, lanes
+from minibatch._batched import Axis, Batched, apart, is_batched, lanes
 from minibatch._captured import Captured
 from minibatch._hoist import hoist
 from minibatch._interpreter import batch_jaxpr
@@ -33,8 +34,10 @@ class Program:
         consts, jaxpr = hoist(traced.jaxpr)
         self.consts = [_jax.as_argument(const) for const in consts]
         self.batched = BatchedFunction(call, jaxpr, traced.outputs)
-        does = bool(self.batched.specs or _jax.open_jaxpr(jaxpr).eqns)
+        self._infers = any(spec is _jax.INFER for spec in tree_leaves(call.out_axes))
+        does = bool(self.batched.specs or _jax.open_jaxpr(jaxpr).eqns) and not self._infers
         self._compiles = does and _jax.can_be_lowered(jaxpr) and not any(_jax.is_tracer(x) for x in self.consts)
+        self._in_axes = call.axes
         self._takes_all = all(call.traced) and not any(map(_jax.is_vmappable, call.leaves))
         self._takes = [i for i, traced in enumerate(call.traced) if traced]
         self._gives_all = all(isinstance(out, Computed) and out.rebuild is None for out in self.outputs)
@@ -52,7 +55,26 @@ class Program:
 
     def emit(self, leaves: list) -> Any:
         """Run equation by equation, into whatever trace is under way."""
-        return self._assemble(leaves, self.batched(self.consts, self._arrays(leaves)))
+        outs = self.batched.outputs(self.consts, self._arrays(leaves))
+        result = self._assemble(leaves, self.batched.placed(outs))
+        return (result, self._axes_of(outs)) if self._infers else result
+
+    def _axes_of(self, outs: list) -> Any:
+        """Where each output has its lanes, asked for or inferred."""
+        computed = zip(outs, self.batched.specs, strict=True)
+        axes = iter([spec if spec is not _jax.INFER else apart([out])[1][0] for out, (spec, _) in computed])
+
+        def axis(output: Returned | Given | Computed) -> Any:
+            match output:
+                case Returned(i):
+                    return self._in_axes[i]
+                case Given():
+                    return None
+                case Computed():
+                    first, *_ = [next(axes) for _ in output.axes]
+                    return first
+
+        return tree_unflatten(self.out_tree, list(map(axis, self.outputs)))
 
     def _arrays(self, leaves: list) -> list:
         return leaves if self._takes_all else [x for i in self._takes for x in parts(leaves[i])]
@@ -87,9 +109,16 @@ class BatchedFunction:
         self.__name__ = _errors.name_of(call.fun)
 
     def __call__(self, consts: Sequence[Any], arrays: Sequence[Any]) -> list:
+        return self.placed(self.outputs(consts, arrays))
+
+    def outputs(self, consts: Sequence[Any], arrays: Sequence[Any]) -> list:
+        """The outputs as the rules leave them."""
         args = [x if d is None else Batched(x, d) for x, d in zip(arrays, self.axes, strict=True)]
         with _jax.transform_name_stack("vmap"):
-            outs = batch_jaxpr(self.axis, self.jaxpr, [*consts, *args])
+            return batch_jaxpr(self.axis, self.jaxpr, [*consts, *args])
+
+    def placed(self, outs: Sequence[Any]) -> list:
+        """The outputs with their lanes where asked."""
         return [place(self.axis, out, *spec) for out, spec in zip(outs, self.specs, strict=True)]
 
     @functools.cached_property
@@ -102,9 +131,11 @@ def place(axis: Axis, out: Any, spec: Any, path: str) -> Any:
     """An output with its lanes on the axis that `spec` asks for."""
     if isinstance(spec, _axes.if_batched):
         spec = spec.axis if is_batched(out) else None
-    if spec is None or _jax.is_map_spec(spec):
-        array, bdim = (out.value, out.bdim) if is_batched(out) else (out, None)
-        if bdim != spec:
+    if spec is _jax.SUM:
+        return jnp.sum(out.value, out.bdim) if is_batched(out) else out
+    if spec is None or spec is _jax.INFER or _jax.is_map_spec(spec):
+        [array], [bdim] = apart([out])
+        if bdim != spec and spec is not _jax.INFER:
             raise _errors.output_is_batched(path, spec, bdim, axis.name)
         return array
     if axis.size is None:

@@ -65,6 +65,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jax.tree_util import PyTreeDef, default_registry
 
 __all__ = [
+    "INFER", "SUM",
     "ArrayImpl", "ClosedJaxpr", "DropVar", "Jaxpr", "JaxprEqn", "Literal", "NDIndexer", "Primitive", "ShardingTypeError",
     "Slice", "Surroundings", "Var", "apply_registered", "as_argument", "aval_key", "aval_of", "axis_env", "batched_aval",
     "bind", "closed", "concerns_lanes", "consts_of", "discharge", "failed_check", "has_cotangent", "has_third_party_rule",
@@ -717,6 +718,9 @@ def _as_tuple(name: Any) -> tuple | None:
 
 vmappables = _batching.vmappables
 
+# What JAX's own vmap knows besides in out_axes: sum the lanes; leave them where they are, and say where that is.
+SUM, INFER = _batching.sum_axis, _batching.infer
+
 
 def is_vmappable(x: Any) -> bool:
     """Whether the type of `x` registered how one lane of it is made, rather than being mapped leaf by leaf."""
@@ -725,7 +729,7 @@ def is_vmappable(x: Any) -> bool:
 
 def is_map_spec(x: Any) -> bool:
     """Whether `x` says, where an axis may stand, how a whole value is mapped: in words that the value's type understands."""
-    return isinstance(x, MappingSpec) or type(x) in _batching.spec_types - {int, _batching.Sum, _batching.Infer}
+    return isinstance(x, MappingSpec) or type(x) in _batching.spec_types - {int, type(SUM), type(INFER)}
 
 
 def vmappable_axes(x: Any, spec: Any) -> list[int | None]:

@@ -28,6 +28,7 @@ class Call(NamedTuple):
     traced: tuple[bool, ...]
     axis: Axis
     out_axes: Any
+    sum_match: bool
 
     def arrays(self) -> list:
         """The leaves that the program takes, flat."""
@@ -182,12 +183,14 @@ def _read_output(call: Call, leaves: Sequence[Any], leaf: Any, axis: Any, path: 
     for i, known in enumerate(leaves):
         if known is leaf and _same_axis(call.axes[i], axis, rank):
             return Returned(i)
-    if axis is None and not _jax.is_tracer(leaf):
+    if (axis is None or axis is _jax.INFER) and not _jax.is_tracer(leaf):
         return Given(leaf)
-    return Computed((axis,), path)
+    return Computed((_jax.SUM if axis is None and call.sum_match else axis,), path)
 
 
 def _same_axis(in_axis: Any, out_axis: Any, rank: int) -> bool:
+    if out_axis is _jax.INFER:
+        return True
     if isinstance(out_axis, _axes.if_batched):
         out_axis = out_axis.axis if in_axis is not None else None
     return in_axis == (out_axis % rank if type(out_axis) is int else out_axis)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.interpreters.batching import infer, sum_axis
 
 import minibatch
 from minibatch import if_array, if_batched, vmap
@@ -175,6 +176,28 @@ def test_if_batched_leaves_a_shared_output_alone():
     np.testing.assert_allclose(a, (X + X[0]).T)
     np.testing.assert_allclose(b, X[0] * 2)
     assert c is not None and c.shape == (4,)
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_sum_match_sums_what_differs_by_lane(compile):
+    x = np.arange(6.0, dtype=np.float32).reshape(3, 2)
+    fun = lambda x, w: {"kept": x * w, "summed": x + 1, "shared": w, "counted": x.sum() > 2}
+    axes = {"kept": 0, "summed": None, "shared": None, "counted": None}
+    found = vmap(fun, (0, None), axes, sum_match=True, compile=compile)(x, jnp.float32(2))
+    wanted = jax.vmap(fun, (0, None), axes, sum_match=True)(x, jnp.float32(2))
+    assert jax.tree.map(jax.typeof, found) == jax.tree.map(jax.typeof, wanted)
+    jax.tree.map(np.testing.assert_allclose, found, wanted)
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_out_axes_that_jax_has_for_itself(compile):
+    x = np.arange(6.0, dtype=np.float32).reshape(3, 2)
+    fun = lambda x, w: (x, x * w, w, x.sum(), 3.0)
+    out_axes = (infer, 0, infer, sum_axis, infer)
+    found, axes = vmap(fun, (1, None), out_axes, compile=compile)(x, 2.0)
+    wanted, wanted_axes = jax.vmap(fun, (1, None), out_axes)(x, 2.0)
+    assert axes == wanted_axes == (1, 0, None, sum_axis, None)
+    jax.tree.map(np.testing.assert_allclose, found, wanted)
 
 
 def test_a_callable_out_axis_is_asked_for_each_output():
