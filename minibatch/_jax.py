@@ -42,6 +42,7 @@ from jax._src.interpreters.partial_eval import (
     trace_to_jaxpr_dynamic,
 )
 from jax._src.mesh import get_abstract_mesh
+from jax._src.lax import parallel as _parallel
 from jax._src.named_sharding import UNSPECIFIED, UnspecifiedValue
 from jax._src.pjit import PjitInfo
 from jax._src.source_info_util import current as source_info
@@ -65,14 +66,14 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jax.tree_util import PyTreeDef, default_registry
 
 __all__ = [
-    "INFER", "SUM",
-    "ArrayImpl", "ClosedJaxpr", "DropVar", "Jaxpr", "JaxprEqn", "Literal", "NDIndexer", "Primitive", "ShardingTypeError",
-    "Slice", "Surroundings", "Var", "apply_registered", "as_argument", "aval_key", "aval_of", "axis_env", "batched_aval",
-    "bind", "closed", "concerns_lanes", "consts_of", "discharge", "failed_check", "has_cotangent", "has_third_party_rule",
-    "hide", "hoisted", "inner_jaxprs", "is_own_primitive", "is_placed", "is_ref", "is_staging", "is_view", "is_vmappable",
-    "is_zero", "lane_aval", "lanes_meet", "lift_sharding", "mesh_axis", "names_axis", "names_given_up", "no_cotangent",
-    "numbers", "of_many", "open_jaxpr", "ordered", "plain_aval", "primitives_of_jax", "pull_back", "pulled_back",
-    "raising_line", "rebind", "rebind_as", "scan_counts", "side_effects", "sparse_definition", "trace_context", "trace_jaxpr",
+    "ArrayImpl", "ClosedJaxpr", "DropVar", "INFER", "Jaxpr", "JaxprEqn", "Literal", "NDIndexer", "Primitive", "SUM",
+    "ShardingTypeError", "Slice", "Surroundings", "Var", "apply_registered", "as_argument", "aval_key", "aval_of",
+    "axis_env", "batched_aval", "bind", "closed", "concerns_lanes", "consts_of", "discharge", "discharged",
+    "failed_check", "has_cotangent", "has_third_party_rule", "hide", "hoisted", "inner_jaxprs", "is_own_primitive",
+    "is_placed", "is_ref", "is_staging", "is_under_way", "is_view", "is_vmappable", "is_zero", "lane_aval",
+    "lanes_meet", "lift_sharding", "mesh_axis", "names_axis", "names_given_up", "no_cotangent", "numbers", "of_many",
+    "open_jaxpr", "ordered", "plain_aval", "primitives_of_jax", "pull_back", "pulled_back", "raising_line", "rebind",
+    "rebind_as", "scan_counts", "side_effects", "sparse_definition", "synchronous", "trace_context", "trace_jaxpr",
     "trace_state_clean", "transform_name_stack", "user_file_and_line", "user_line", "valid_jaxtype", "variable_of",
     "variables_seen", "vary", "vary_like", "varying", "varying_aval", "vmappable_from_lane", "vmappable_to_lane",
     "vmappables", "with_captured", "with_lanes", "wrapped", "zero_of_lane", "zero_of_lanes", "zeros",
@@ -435,6 +436,11 @@ def failed_check(eqn: Any, values: Sequence[Any]) -> tuple[str, tuple, dict] | N
     return (said.fmt_string, said.args, said.kwargs) if isinstance(said, FailedCheckError) else None
 
 
+def discharged(jaxpr: Any) -> Any:
+    """The pure closed jaxpr of an open one that takes refs: it takes their values, and gives their new values."""
+    return _discharge_state(closed(open_jaxpr(jaxpr)))
+
+
 def discharge(eqn: Any) -> Any:
     """A pure closed jaxpr for `eqn`: it takes the refs' values, and gives their new values after its other outputs."""
     atoms = [v for v in eqn.invars if not isinstance(v, Literal)]
@@ -679,9 +685,19 @@ def _primitives_in_modules() -> Iterator[Primitive]:
 
 def primitives_of_jax() -> dict[str, bool]:
     """JAX's primitives by name, each with whether `jax.vmap` has a rule for it: what a table of support is held against."""
-    for module in ("compute_on", "fused", "key_reuse._core", "pallas", "scheduling_groups", "sparse"):
+    for module in ("buffer_callback", "compute_on", "fused", "key_reuse._core", "pallas", "scheduling_groups", "sparse"):
         importlib.import_module(f"jax.experimental.{module}")
     return {primitive.name: primitive in _batching.fancy_primitive_batchers for primitive in _primitives_in_modules()}
+
+
+def synchronous(eqn: Any) -> Any:
+    """The equation of a collective that is only started, as that of the whole of it."""
+    return eqn.replace(primitive=getattr(_parallel, f"{eqn.primitive.name.removesuffix('_start')}_p"))
+
+
+def is_under_way(x: Any) -> bool:
+    """Whether `x` stands for the result of a collective that was started."""
+    return isinstance(jax.typeof(x), _core.AbstractFuture)
 
 
 def sparse_definition(primitive: Primitive) -> Callable:

@@ -24,7 +24,6 @@ NO_RULE_NEEDED: dict[str, str] = {
                      "mosaic_gpu_reduce_sum", "touch", "tpu_custom_call"], KERNELS),
     **dict.fromkeys(["global_array_to_host_local_array", "host_local_array_to_global_array"], PROCESSES),
     "add_dependency": "orders an operand after a token, of which there is one for all lanes; lane by lane it keeps its meaning",
-    "buffer_callback": "its host function is handed the buffers of one lane: lane by lane",
     "empty": "has no operand that could differ by lane",
     "fusible": "marks a function for Pallas's fuser, which takes it apart before anything is mapped",
     "mpmd_map": "Pallas programs for several cores of a TPU, without a meaning elsewhere",

@@ -11,8 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax._src.lax import parallel  # no public name yet
 
 import minibatch
+from minibatch import _jax
+from minibatch._registry import RULES
 
 GROUPS = [[0, 2], [3, 1]]
 ROWS = np.asarray([[0, 2], [3, 1], [0, 2], [3, 1]])  # the group of each lane
@@ -199,3 +202,25 @@ def test_collective_that_cannot_be_taken_apart_says_so(fun: Callable) -> None:
     mapped = minibatch.vmap(minibatch.vmap(fun, axis_name="i"), axis_name="j")
     with pytest.raises(NotImplementedError, match="not over several axes one of which is mapped"):
         mapped(jnp.zeros((2, 3)))
+
+
+STARTED = sorted(name for name in RULES if str(name).endswith("_start") and hasattr(parallel, f"{name}_p"))
+
+
+@pytest.mark.parametrize("name", STARTED)
+def test_a_collective_that_is_started_is_the_whole_of_it(name: str) -> None:
+    jaxpr = jax.make_jaxpr(lambda x: lax.neg(x))(1.0)
+    started = jaxpr.eqns[0].replace(primitive=getattr(parallel, f"{name}_p"))
+    assert _jax.synchronous(started).primitive.name == name.removesuffix("_start")
+    assert name.removesuffix("_start") in RULES
+
+
+def test_a_collective_started_over_another_axis_stays_under_way() -> None:
+    def fun(x: Any) -> Any:
+        started = parallel.ppermute_start(x, "j", [(0, 1), (1, 0)])
+        return lax.psum(started.done(), "i")
+
+    mapped = minibatch.vmap(fun, in_axes=1, axis_name="i")
+    jaxpr = jax.make_jaxpr(mapped, axis_env=[("j", 2)])(jnp.ones((2, 3)))
+    assert [eqn.primitive.name for eqn in jaxpr.eqns if "ppermute" in eqn.primitive.name] == ["ppermute_start", "ppermute_done"]
+    assert [x.shape for x in jaxpr.out_avals] == [(3, 2)]

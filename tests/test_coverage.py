@@ -19,7 +19,8 @@ CASES = [case for m in pkgutil.iter_modules(cases.__path__) for case in importli
 
 # Names of primitives that not every supported JAX has, with the versions that do.
 ONLY_IN = {
-    "0.10": "call closed_call reduced_vary_cast_p vary_unreduced_cast_p",
+    "0.10": "call closed_call pbroadcast_done pbroadcast_start psum_start reduced_vary_cast_p unreduced_psum_start "
+    "unreduced_reduce_scatter_start vary_unreduced_cast_p",
     "0.12": "log2 one_minus_square pbroadcast_dynamic polynomial reduced_vary_cast unreduced_pmax unreduced_pmin "
     "vary_unreduced_cast",
 }
@@ -31,6 +32,10 @@ NO_CASE = {
         all_gather_invariant all_gather_reduced device_put layout_constraint pbroadcast_dynamic preduced psum_invariant pvary
         reduced_vary_cast reduced_vary_cast_p reshard shard_map sharding_constraint unreduced_pmax unreduced_pmin
         unreduced_psum unreduced_reduce_scatter vary_unreduced_cast vary_unreduced_cast_p
+    """,
+    "test_collectives.py, by the whole that they start": """
+        all_gather_reduced_start pbroadcast_done pbroadcast_start psum_invariant_start unreduced_psum_start
+        unreduced_reduce_scatter_start
     """,
     "test_contractions.py, by what their equations mean: no CPU runs them": "scaled_matmul scaled_matmul_wrapper",
     "test_fallback.py, with primitives and kernels of its own": "call_hi_primitive call_hi_primitive_linearized pallas_call",

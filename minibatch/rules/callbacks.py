@@ -107,7 +107,7 @@ def check(axis: Axis, eqn: Any, *operands: Any) -> list:
     return []
 
 
-@rule("ffi_call")
+@rule("ffi_call buffer_callback")
 def ffi_call(axis: Axis, eqn: Any, *operands: Any) -> list:
     """[*s] -> [*t] lifts to [B, *s] -> [B, *t] by a call of all lanes if its `vmap_method` allows, else one by one."""
     values = given(axis, eqn, operands)
@@ -115,6 +115,8 @@ def ffi_call(axis: Axis, eqn: Any, *operands: Any) -> list:
         return one_by_one(axis, eqn, *operands)
     for i, _ in eqn.params["input_output_aliases"]:
         values[i] = lanes(axis, operands[i])  # it is overwritten by all lanes
+    if "input_layouts" not in eqn.params:
+        return call_of_all(axis, eqn, values)
     inputs = [
         layout if layout is None or len(layout) == np.ndim(x) else lifted(layout)
         for layout, x in zip(eqn.params["input_layouts"], values, strict=True)

@@ -13,7 +13,7 @@ from jax import lax
 from minibatch import _jax
 from minibatch._batched import Axis, Batched, apart, is_batched, laid, lanes, move, together
 from minibatch._jax import rebind
-from minibatch._registry import elementwise, rule
+from minibatch._registry import elementwise, find, rule
 from minibatch.rules.fallback import one_by_one
 
 elementwise("preduced vary_unreduced_cast vary_unreduced_cast_p reduced_vary_cast reduced_vary_cast_p")
@@ -83,7 +83,7 @@ def lie(axis: Axis, x: Any, entry: Any) -> Any:
 
 def names_of(eqn: Any) -> tuple:
     """The axes over which `eqn` acts, the slowest first."""
-    names = eqn.params["axis_name"]
+    names = eqn.params.get("axis_name", eqn.params.get("axes"))
     return tuple(names) if isinstance(names, (tuple, list)) else (names,)
 
 
@@ -219,6 +219,28 @@ def elsewhere(axis: Axis, eqn: Any, *operands: Any) -> list:
     if axis.name in names_of(eqn):
         raise not_over(eqn)
     return one_by_one(axis, eqn, *operands) if any(map(is_batched, operands)) else rebind(eqn, *operands)
+
+
+@rule(
+    """
+    all_gather_reduced_start all_gather_start all_to_all_start pbroadcast_start ppermute_start psum_invariant_start psum_start
+    reduce_scatter_start unreduced_psum_start unreduced_reduce_scatter_start
+    """,
+    always=True,
+)
+def started(axis: Axis, eqn: Any, x: Any) -> list:
+    """[*s] -> future of [*t]   lifts to   the collective itself: across lanes there is nothing to wait for."""
+    if axis.name not in names_of(eqn):
+        return in_place(eqn, x)
+    eqn = _jax.synchronous(eqn)
+    return find(eqn.primitive).apply(axis, eqn, x)
+
+
+@rule("all_gather_done all_to_all_done pbroadcast_done ppermute_done psum_done reduce_scatter_done", always=True, anywhere=True)
+def done(axis: Axis, eqn: Any, x: Any) -> list:
+    """future of [*s] -> [*s]   lifts to   future of [B, *s] -> [B, *s], or what is there already."""
+    (value,), bdims = apart([x])
+    return together(rebind(eqn, value) if _jax.is_under_way(value) else [value], bdims)
 
 
 def not_over(eqn: Any) -> NotImplementedError:

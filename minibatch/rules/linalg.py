@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from minibatch import _jax
 from minibatch._batched import Axis, Batched, is_batched, move
+from minibatch._interpreter import batch_jaxpr
 from minibatch._jax import rebind
 from minibatch._registry import leading, lift_leading, rule
-from minibatch.rules.fallback import one_by_one
 
 leading("""
     cholesky eig eigh fft geqp3 geqrf hessenberg householder_product lu lu_pivots_to_permutation qr schur svd
@@ -33,7 +35,21 @@ def solve(axis: Axis, eqn: Any, *operands: Any) -> list:
     return [Batched(lax.reshape(out, wide.shape), bdim)]
 
 
-@rule("cholesky_update")
+@rule("cholesky_update", anywhere=True)
 def cholesky_update(axis: Axis, eqn: Any, *operands: Any) -> list:
-    """[n, n], [n] -> [n, n]   lifts to   a loop: what it lowers to takes one matrix at a time."""
-    return one_by_one(axis, eqn, *operands)
+    """[n, n], [n] -> [n, n]   lifts to   its rotations, lifted: what it lowers to takes one matrix at a time."""
+    return batch_jaxpr(axis, _jax.trace_jaxpr(rotated, [v.aval for v in eqn.invars]), operands)
+
+
+def rotated(r: Any, z: Any) -> list:
+    """The triangular q with qᵀq = rᵀr + z zᵀ: row after row of r is rotated against z, whose element it takes in."""
+
+    def step(k: Any, state: Any) -> Any:
+        r, z = state
+        row = lax.dynamic_index_in_dim(r, k, keepdims=False)
+        x, y = (lax.dynamic_index_in_dim(vector, k, keepdims=False) for vector in (row, z))
+        length = jnp.where(y == 0, 1, jnp.hypot(x, y))
+        cos, sin = jnp.where(y == 0, 1, x / length), y / length
+        return lax.dynamic_update_index_in_dim(r, cos * row + sin * z, k, 0), cos * z - sin * row
+
+    return [lax.fori_loop(0, z.shape[0], step, (r, z))[0]]

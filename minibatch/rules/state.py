@@ -13,6 +13,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from minibatch import _jax
 from minibatch._batched import Axis, Batched, front, is_batched, lanes
+from minibatch._interpreter import batch_jaxpr
 from minibatch._jax import rebind
 from minibatch._registry import rule
 
@@ -34,6 +35,14 @@ def empty_ref(axis: Axis, eqn: Any) -> list:
 def freeze(axis: Axis, eqn: Any, ref: Batched) -> list:
     """Ref[*s] -> [*s] lifts to Ref[B, *s] -> [B, *s]."""
     return [Batched(out, ref.bdim) for out in rebind(eqn, ref.value)]
+
+
+@rule("run_state", anywhere=True, inside=True)
+def run_state(axis: Axis, eqn: Any, *operands: Any) -> list:
+    """f on references that start as [*s]… -> what they hold at last   lifts to   the same on values, lifted: what f does not
+    store into stays as it is, and shared.
+    """
+    return batch_jaxpr(axis, _jax.discharged(eqn.params["jaxpr"]), operands)
 
 
 @rule("get", anywhere=True)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify, io_callback
+from jax.experimental.buffer_callback import buffer_callback
 from oracle import Case, f32
 
 import minibatch
@@ -23,6 +24,18 @@ def host(vmap_method: str | None) -> Callable:
 
         shapes = jax.ShapeDtypeStruct(x.shape, x.dtype), jax.ShapeDtypeStruct((), x.dtype)
         return jax.pure_callback(rows, shapes, x, y, vmap_method=vmap_method)
+
+    return fun
+
+
+def buffers(vmap_method: str | None) -> Callable:
+    """The same on the host's buffers."""
+
+    def fun(x: Any, y: Any) -> Any:
+        def fill(_: Any, out: Any, x: Any, y: Any) -> None:
+            np.asarray(out)[...] = np.asarray(x) * 2 + np.asarray(y)[..., None]
+
+        return buffer_callback(fill, jax.ShapeDtypeStruct(x.shape, x.dtype), vmap_method=vmap_method)(x, y)
 
     return fun
 
@@ -73,6 +86,8 @@ CASES = [
     Case("io", io, (f32(3), f32()), "io_callback"),
     Case("said", said, (f32(3),), "debug_callback debug_print inspect_sharding", grad=True),
     Case("checked", checked, (f32(3),), "check"),
+    *(Case(f"buffers, {method}", buffers(method), (f32(3), f32()), "buffer_callback") for method in METHODS),
+    Case("buffers one by one", buffers(None), (f32(3), f32()), "buffer_callback", jax=False),
     Case("foreign", foreign("broadcast_all"), (f32(3, 3),), "ffi_call"),
     Case("foreign one by one", foreign(None), (f32(3, 3),), "ffi_call", jax=False),
 ]

@@ -78,6 +78,13 @@ CASES = [
     Case("cholesky", L.cholesky, (definite(3, 3),), "cholesky", grad=True),
     Case("cholesky-complex", L.cholesky, (definite(3, 3, dtype=np.complex64),), "cholesky"),
     Case("cholesky_update", L.cholesky_update, (dominant(3, 3), f32(3)), "cholesky_update", jax=False),
+    Case(
+        "cholesky_update, some of it nothing",
+        lambda r, z: L.cholesky_update(-jnp.triu(r), jnp.where(jnp.arange(3) == 1, 0, z)),
+        (dominant(3, 3), f32(3)),
+        "cholesky_update",
+        jax=False,
+    ),
     Case("eig", lambda a: jnp.sort(jnp.abs(L.eig(a)[0])), (dominant(3, 3),), "eig"),
     Case("eigh", rebuilt_eigh, (definite(3, 3),), "eigh", grad=True, tol=1e-3),
     Case("svd", rebuilt_svd, (f32(3, 2),), "svd", grad=True, tol=1e-3),

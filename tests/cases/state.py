@@ -5,6 +5,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas
 from oracle import Case, f32, i32
 
 
@@ -57,6 +59,22 @@ def seen(x: Any, i: Any) -> Any:
     return table[i] + x, table[i, i], table[...] * x
 
 
+def run(x: Any, y: Any) -> Any:
+    """A function of references on values: one stored into, one only read."""
+
+    def act(refs: Any) -> None:
+        ref, seen = refs
+        ref[1] = ref[0] + seen[0]
+
+        def step(i: Any, total: Any) -> Any:
+            ref[i] += seen[0] * i
+            return total + ref[i]
+
+        ref[1] += lax.fori_loop(0, 2, step, 0.0)
+
+    return pallas.run_state(act)((x, y))
+
+
 INDEX = i32(low=0, high=2)
 CASES = [
     Case("whole", through(whole), (f32(2, 3), f32(2, 3)), "new_ref get swap addupdate freeze", grad=True),
@@ -65,4 +83,5 @@ CASES = [
     Case("sliced", through(sliced), (f32(2, 3, 4), INDEX, f32(2)), "get swap", jax=False),
     Case("made", made, (f32(2),), "empty_ref free_ref new_ref", jax=False),
     Case("seen", seen, (f32(4), INDEX), "get"),
+    Case("run", run, (f32(2), f32(1)), "run_state", jax=False),
 ]
