@@ -41,8 +41,8 @@ from jax._src.interpreters.partial_eval import (
     custom_staging_rules,
     trace_to_jaxpr_dynamic,
 )
-from jax._src.mesh import get_abstract_mesh
 from jax._src.lax import parallel as _parallel
+from jax._src.mesh import get_abstract_mesh
 from jax._src.named_sharding import UNSPECIFIED, UnspecifiedValue
 from jax._src.pjit import PjitInfo
 from jax._src.source_info_util import current as source_info

@@ -21,7 +21,7 @@ CASES = [case for m in pkgutil.iter_modules(cases.__path__) for case in importli
 ONLY_IN = {
     "0.10": "call closed_call pbroadcast_done pbroadcast_start psum_start reduced_vary_cast_p unreduced_psum_start "
     "unreduced_reduce_scatter_start vary_unreduced_cast_p",
-    "0.12": "log2 one_minus_square pbroadcast_dynamic polynomial reduced_vary_cast unreduced_pmax unreduced_pmin "
+    "0.12": "log2 one_minus_square pbroadcast_dynamic polynomial reduced_vary_cast relayout unreduced_pmax unreduced_pmin "
     "vary_unreduced_cast",
 }
 
@@ -30,7 +30,7 @@ NO_CASE = {
     "test_fallback.py, as JAX's own marks, which no program writes": "assert_consumed_value consume",
     "test_sharding.py, on a mesh of simulated devices": """
         all_gather_invariant all_gather_reduced device_put layout_constraint pbroadcast_dynamic preduced psum_invariant pvary
-        reduced_vary_cast reduced_vary_cast_p reshard shard_map sharding_constraint unreduced_pmax unreduced_pmin
+        reduced_vary_cast reduced_vary_cast_p relayout reshard shard_map sharding_constraint unreduced_pmax unreduced_pmin
         unreduced_psum unreduced_reduce_scatter vary_unreduced_cast vary_unreduced_cast_p
     """,
     "test_collectives.py, by the whole that they start": """

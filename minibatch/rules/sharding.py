@@ -76,6 +76,14 @@ def layout_constraint(axis: Axis, eqn: Any, x: Batched) -> list:
     return [Batched(out, x.bdim) for out in rebind(eqn, x.value, layout=layered(eqn.params["layout"], x.bdim))]
 
 
+@rule("relayout", anywhere=True)
+def relayout(axis: Axis, eqn: Any, x: Batched) -> list:
+    """[*s] -> [*s] lifts to [B, *s] -> [B, *s]; a layout left to XLA stays so."""
+    target = eqn.params["dst_layout"]
+    target = layered(target, x.bdim) if isinstance(target, Layout) else target
+    return [Batched(out, x.bdim) for out in rebind(eqn, x.value, dst_layout=target)]
+
+
 @rule("device_put", anywhere=True)
 def device_put(axis: Axis, eqn: Any, *operands: Any) -> list:
     """Each [*s] -> [*s] lifts to [B, *s] -> [B, *s]."""
