@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
@@ -12,6 +13,7 @@ from jax.tree_util import tree_flatten, tree_leaves
 
 from minibatch import _axes, _errors, _jax, rules
 from minibatch._batched import Axis
+from minibatch._captured import Captured, changed
 from minibatch._compile import Program, Programs
 from minibatch._divergence import chosen
 from minibatch._keys import Latest, is_traced
@@ -58,17 +60,45 @@ class Vmapped(Generic[P, R]):
         chosen(options["divergence"])
         self._programs = Programs()
         self._axes_by_tree = Latest(capacity=128)
+        self._captured: Captured | None = None
+        self._checks: tuple = ()
+        self._dispatch: Any = None  # once a call was seen before: what finds it again
 
-    @_reported
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Map: compiled outside any other transformation, emitted into it inside one."""
-        leaves, in_tree = _flatten(args, kwargs)
+        dispatch, checks = self._dispatch, self._checks
+        if dispatch is None or (checks and changed(checks)):
+            dispatch = self._anew
+        return dispatch(*args, **kwargs)
+
+    def _anew(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self._captured is None or changed(self._checks):
+            return self.answer(args, kwargs)[0]
+        self._dispatch = _dispatcher(self)
+        return self._dispatch(*args, **kwargs)
+
+    @_reported
+    def answer(self, args: tuple, kwargs: dict) -> tuple[Any, Any, bool]:
+        """The result of a call, and what a `_jax.dispatcher` is to remember of it: see there."""
         if not self._options["compile"] or not _jax.trace_state_clean():
-            return _emit(self._bind(args, kwargs))
-        axes = self._axes_by_tree.get(in_tree)
-        if axes is None:
-            axes = self._axes_of(args, kwargs, leaves, in_tree)
-        return self._programs.find(in_tree, axes, leaves, lambda: self._bind(args, kwargs))(leaves)
+            return _emit(self._bind(args, kwargs)), None, True
+        if self._captured is None or changed(self._checks):
+            self.clear_cache()
+            self._captured = Captured(self._fun)  # before the first call: the function may itself set anew what it sees
+        try:
+            leaves, in_tree = _flatten(args, kwargs)
+            axes = self._axes_by_tree.get(in_tree)
+            if axes is None:
+                axes = self._axes_of(args, kwargs, leaves, in_tree)
+            program, known = self._programs.find(in_tree, axes, leaves, lambda: self._bind(args, kwargs))
+            if known:
+                return program.with_entry(leaves)
+            self._captured.settle()
+            self._checks = self._captured.checks
+            return program(leaves), None, True
+        except BaseException:
+            self._dispatch = None  # which has remembered that it failed
+            raise
 
     @_reported
     def jaxpr(self, *args: Any, annotate: bool = False, **kwargs: Any) -> Any:
@@ -141,6 +171,7 @@ class Vmapped(Generic[P, R]):
     def clear_cache(self) -> None:
         """Forget the programs compiled so far."""
         self._programs.clear()
+        self._dispatch, self._captured, self._checks = None, None, ()
 
     def _jitted(self, args: tuple, kwargs: dict) -> Any:
         static = [i for i, arg in enumerate(args) if _is_static(arg)]
@@ -206,6 +237,17 @@ DEFAULTS = {
     "in_axes": 0, "out_axes": 0, "axis_name": None, "axis_size": None, "spmd_axis_name": None, "sum_match": False,
     "compile": True, "divergence": None,
 }  # fmt: skip
+
+
+def _dispatcher(mapped: Vmapped) -> Callable:
+    """What finds the programs of `mapped`. It holds it weakly, being a part of it."""
+    known = weakref.ref(mapped)
+
+    def miss(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+        mapped: Any = known()
+        return mapped.answer(args, kwargs)
+
+    return _jax.dispatcher(_errors.name_of(mapped), miss)
 
 
 def _emit(call: Call) -> Any:

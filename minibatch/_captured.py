@@ -19,7 +19,8 @@ import sys
 import sysconfig
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from operator import attrgetter, is_, itemgetter
 from typing import Any, NamedTuple
 
@@ -61,29 +62,20 @@ class Slot(NamedTuple):
 
 
 class Captured:
-    """The state that `fun` can see, as it is when this is made."""
+    """The state that `roots`, functions or other objects, can see, as it is when this is made."""
 
-    def __init__(self, fun: Callable) -> None:
+    def __init__(self, *roots: Any) -> None:
         self._slots: dict[tuple[int, Any], Slot] = {}
         self._codes: list[types.CodeType] = []
-        queue, seen = deque([("", fun)]), {id(fun)}
+        queue, seen = deque(("", root) for root in roots if not isinstance(root, OPAQUE)), set(map(id, roots))
         while queue and len(self._slots) < MOST:
             with contextlib.suppress(Exception):  # what resists being looked at is not watched
                 for name, value in self._look_into(*queue.popleft()):
                     if id(value) not in seen and not isinstance(value, OPAQUE):
                         seen.add(id(value))
                         queue.append((name, value))
-        self._checks: list[Check] = []
+        self.checks: tuple[Check, ...] = ()
         self._arrange()
-
-    def changed(self) -> bool:
-        """Whether anything was set anew since."""
-        if not self._checks:
-            return False
-        try:
-            return not all([size in (None, len(x)) and all(map(is_, read(x), old)) for x, size, read, old in self._checks])
-        except (LookupError, ValueError):  # an entry is gone, or a variable unbound
-            return True
 
     def settle(self) -> None:
         """Called after `fun` ran: no longer watch what it set anew itself without ever reading it."""
@@ -95,23 +87,12 @@ class Captured:
             self._arrange()
 
     def _arrange(self) -> None:
-        """The slots as checks, one for each container, that run without Python code for each slot."""
-        slots = list(self._slots.values())
-        cells = [slot for slot in slots if isinstance(slot.container, types.CellType)]
-        by_container: dict[int, list[Slot]] = {}
-        for slot in slots:
-            if not isinstance(slot.container, types.CellType):
-                by_container.setdefault(id(slot.container), []).append(slot)
-        self._checks = []
-        if cells:
-            variables = [slot.container for slot in cells]
-            self._checks.append(Check(variables, None, _all_contents, [slot.value for slot in cells]))
-        for group in by_container.values():
-            entries = [slot for slot in group if slot.key is not SIZE]
-            sizes = [slot.value for slot in group if slot.key is SIZE]
-            keys = [slot.key for slot in entries]
-            read = itemgetter(*keys) if len(keys) > 1 else functools.partial(_at, keys)
-            self._checks.append(Check(group[0].container, sizes[0] if sizes else None, read, [slot.value for slot in entries]))
+        """The slots as checks, container by container."""
+        by_container: dict[Any, list[Slot]] = {}
+        for slot in self._slots.values():
+            is_cell = isinstance(slot.container, types.CellType)
+            by_container.setdefault(types.CellType if is_cell else id(slot.container), []).append(slot)
+        self.checks = tuple(check for slots in by_container.values() for check in _checks(slots))
 
     def _watch(self, container: Any, key: Any, value: Any, name: str) -> None:
         self._slots.setdefault((id(container), key), Slot(container, key, value, name))
@@ -136,15 +117,16 @@ class Captured:
                 yield from ((name, y) for y in x[:MOST])
             case types.ModuleType():
                 pass
-            case _ if type(x).__module__.partition(".")[0] == "minibatch":  # a mapped function
-                yield name, getattr(x, "__wrapped__", None)
-            case _ if type(x).__module__.partition(".")[0] not in ("jax", "jaxlib", "numpy"):
+            case _ if type(x).__module__.partition(".")[0] in ("minibatch", "jax", "jaxlib", "numpy"):
+                yield name, getattr(x, "__wrapped__", None)  # a mapped or compiled function of the user's
+            case _:
                 yield from self._entries(getattr(x, "__dict__", {}), None)
                 if callable(x):
                     yield name, type(x).__call__
 
     def _function(self, fun: types.FunctionType) -> Iterator[tuple[str, Any]]:
-        if _in_library(fun):
+        if _in_library(fun):  # which may wrap one of the user's
+            yield from (("", contents(cell)) for cell in fun.__closure__ or () if callable(contents(cell)))
             return
         self._codes += _codes(fun.__code__)
         for name, cell in zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True):
@@ -176,19 +158,46 @@ class Captured:
 
 
 class Check(NamedTuple):
-    """`read(container)` gives what is now where `old` was; the container had `size` entries, if that matters."""
+    """`read(container)` is `old` as long as nothing was set anew there."""
 
-    container: Any
-    size: int | None
     read: Callable[[Any], Any]
-    old: list
+    container: Any
+    old: Any
 
 
-_all_contents = functools.partial(map, attrgetter("cell_contents"))
+def changed(checks: Sequence[Check]) -> bool:
+    """Whether anything was set anew since these checks were made."""
+    try:
+        for read, container, old in checks:
+            if read(container) is not old:
+                return True
+    except (LookupError, ValueError):  # an entry is gone, or a variable unbound
+        return True
+    return False
 
 
-def _at(keys: list, container: Any) -> list:
-    return [container[key] for key in keys]
+FEW = 8
+_contents = attrgetter("cell_contents")
+
+
+def _checks(slots: Sequence[Slot]) -> Iterator[Check]:
+    """Checks on slots of one container, or on cells: one for each, or one for all if they are many. Reading runs in C."""
+    entries = [slot for slot in slots if slot.key is not SIZE]
+    container, keys, old = slots[0].container, [slot.key for slot in entries], [slot.value for slot in entries]
+    for size in (slot.value for slot in slots if slot.key is SIZE):
+        small = size <= 256  # there is one object of each small int
+        yield Check(len, container, size) if small else Check(lambda x, size=size: len(x) == size, container, True)
+    if isinstance(container, types.CellType):
+        cells = [slot.container for slot in slots]
+        if len(cells) > FEW:
+            yield Check(lambda cells: all(map(is_, map(_contents, cells), old)), cells, True)
+        else:
+            yield from map(Check, repeat(_contents), cells, old)
+    elif len(keys) > FEW:
+        read = itemgetter(*keys)
+        yield Check(lambda x: all(map(is_, read(x), old)), container, True)
+    else:
+        yield from map(Check, map(itemgetter, keys), repeat(container), old)
 
 
 def contents(cell: types.CellType) -> Any:

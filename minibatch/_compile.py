@@ -14,7 +14,7 @@ from jax.tree_util import tree_leaves, tree_unflatten
 
 from minibatch import _axes, _errors, _jax
 from minibatch._batched import Axis, Batched, apart, is_batched, lanes
-from minibatch._captured import Captured
+from minibatch._captured import Captured, Check, changed
 from minibatch._hoist import hoist
 from minibatch._interpreter import batch_jaxpr
 from minibatch._keys import Latest, leaf_keys, static_key
@@ -40,6 +40,7 @@ class Program:
         self._in_axes = call.axes
         self._takes_all = all(call.traced) and not any(map(_jax.is_vmappable, call.leaves))
         self._takes = [i for i, traced in enumerate(call.traced) if traced]
+        self._static = [i for i, traced in enumerate(call.traced) if not traced]
         self._gives_all = all(isinstance(out, Computed) and out.rebuild is None for out in self.outputs)
 
     @functools.cached_property
@@ -52,6 +53,14 @@ class Program:
         if not self._compiles:
             return self.emit(leaves)
         return self._assemble(leaves, self.compiled(self.consts, self._arrays(leaves)))
+
+    def with_entry(self, leaves: list) -> tuple[Any, Any, bool]:
+        """As a call; with what a dispatcher is to remember of it, if it tells all that the program depends on."""
+        static = [leaves[i] for i in self._static]
+        if not (self._compiles and self._gives_all and all(map(_jax.is_told, static))) or Captured(*static).checks:
+            return self(leaves), None, False
+        _jax.learn_nodes(leaves)
+        return *_jax.run_with_entry(self.compiled, self.consts, self._arrays(leaves), self.out_tree), False
 
     def emit(self, leaves: list) -> Any:
         """Run equation by equation, into whatever trace is under way."""
@@ -148,7 +157,7 @@ def place(axis: Axis, out: Any, spec: Any, path: str) -> Any:
 
 
 class Programs:
-    """The programs of one mapped function, each with what the function saw when it was traced."""
+    """The programs of one mapped function, each with checks on what its static arguments saw when it was traced."""
 
     def __init__(self, capacity: int = 128) -> None:
         self.kept = Latest(capacity)
@@ -163,8 +172,8 @@ class Programs:
         """In what each call that was compiled anew differed from the one compiled before. `names`: of the arguments."""
         return [_difference(before, after, names) for before, after in itertools.pairwise(self.kept.keys())]
 
-    def find(self, in_tree: Any, axes: tuple, leaves: list, bind: Callable[[], Call]) -> Program:
-        """The program for a call, traced if it is new; `bind` gives the call in full."""
+    def find(self, in_tree: Any, axes: tuple, leaves: list, bind: Callable[[], Call]) -> tuple[Program, bool]:
+        """The program for a call, and whether it was there already; `bind` gives the call in full."""
         now = context()
         key = in_tree, axes, leaf_keys(leaves, axes), now
         found = self.kept.get(key)
@@ -172,31 +181,32 @@ class Programs:
         if concrete:
             key = in_tree, axes, leaf_keys(leaves, axes, concrete=True), now
             found = self.kept.get(key)
-        if found is not None:
-            captured, program = found
-            if not captured.changed():
-                return program
+        if found is not None and not changed(found[0]):
+            return found[1], True
         call = bind()
-        captured, used, traced = self._trace(call, concrete, now)
+        checks, used, traced = self._trace(call, concrete, now)
         if used is not call and not concrete:
             self.kept.put(key, NEEDS_CONCRETE)
             key = in_tree, axes, leaf_keys(leaves, axes, concrete=True), now
         program = Program(used, traced)
-        self.kept.put(key, (captured, program))
-        return program
+        self.kept.put(key, (checks, program))
+        return program, False
 
-    def _trace(self, call: Call, concrete: bool, now: Hashable) -> tuple[Captured, Call, Traced]:
-        """What `fun` does to one lane: known already if it was traced for another number of lanes."""
+    def _trace(self, call: Call, concrete: bool, now: Hashable) -> tuple[tuple[Check, ...], Call, Traced]:
+        """What `fun` does to one lane: known already if it was traced for another number of lanes.
+
+        With it checks on what the leaves that are part of the program can see.
+        """
         key = None if concrete or not _sizeless(call) else (call.in_tree, call.axes, lane_keys(call), now)
         found = self._lanes.get(key) if key else None
-        if found is not None and not found[0].changed():
+        if found is not None and not changed(found[0]):
             return found[0], call, found[1]
-        captured = Captured(call.fun)  # before the call: the function may itself set anew what it sees
+        captured = Captured(*(x for x, traced in zip(call.leaves, call.traced, strict=True) if not traced))
         used, traced = trace(call, concrete)
         captured.settle()
         if key and used is call:
-            self._lanes.put(key, (captured, traced))
-        return captured, used, traced
+            self._lanes.put(key, (captured.checks, traced))
+        return captured.checks, used, traced
 
 
 def _sizeless(call: Call) -> bool:
@@ -243,3 +253,4 @@ def clear_caches() -> None:
       >>> minibatch.clear_caches()
     """
     _compiled.clear()
+    _jax.forget_dispatch()

@@ -7,11 +7,15 @@ import functools
 import gc
 import importlib
 import inspect
+import operator
 import sys
+import threading
 import traceback
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from struct import Struct
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import jax
@@ -20,6 +24,7 @@ import numpy as np
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import effects as _effects
+from jax._src import tree_util as _tree_util
 from jax._src.ad_util import Zero
 from jax._src.api_util import fun_sourceinfo
 from jax._src.array import ArrayImpl
@@ -33,6 +38,7 @@ from jax._src.hijax import MappingSpec
 from jax._src.indexing import Slice
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
+from jax._src.interpreters import pxla as _pxla
 from jax._src.interpreters.partial_eval import (
     DynamicJaxprTrace,
     DynamicJaxprTracer,
@@ -151,6 +157,8 @@ __all__ = [
     "zero_of_lanes",
     "zeros",
 ]  # fmt: skip
+
+_xla: Any = importlib.import_module("jaxlib._jax")
 
 ONE_JAXPR_CLASS = ClosedJaxpr is Jaxpr  # since 0.11: a Jaxpr carries its own consts
 
@@ -884,3 +892,79 @@ def with_leading_inputs(jaxpr: Any, variables: Sequence[Var], eqns: Sequence[Any
     names = bare.debug_info.arg_names
     info = bare.debug_info._replace(arg_names=None if names is None else ("",) * len(variables) + tuple(names))
     return closed(bare.replace(invars=[*variables, *bare.invars], eqns=list(eqns), debug_info=info))
+
+
+# --- dispatch ---------------------------------------------------------------------------------------------------------
+#
+# JAX's C++ dispatch tells calls apart by the structure of their arguments and by the avals of the leaves. It flattens them
+# by a registry of pytree nodes. In ours, values that are part of a program are nodes too, without children: so they are
+# told by that same code, wherever among the arguments they are.
+
+_bits = Struct("d").pack
+_told = {
+    **dict.fromkeys((bool, int, str, bytes, FunctionType, BuiltinFunctionType, _xla.PjitFunction, type), lambda x: ((), x)),
+    float: lambda x: ((), _bits(x)),  # for -0.0 equals 0.0, and a NaN not even itself
+}
+_nodes = _xla.pytree.PyTreeRegistry(
+    enable_none=True, enable_tuple=True, enable_namedtuple=True, enable_list=True, enable_dict=True
+)
+for _kind, _to_iter in _told.items():
+    _nodes.register_node(_kind, _to_iter, lambda aux, parts: aux)  # arguments are not put together again
+_known_nodes: set[type] = {tuple, list, dict, type(None), *_told}
+_learning = threading.Lock()
+_entries = _xla.PjitFunctionCache(capacity=4096)  # one of our own: nobody else's entries are driven out
+
+
+def is_told(x: Any) -> bool:
+    """Whether a `dispatcher` tells `x`, an argument's leaf that is part of the program, from others."""
+    return type(x) in _told or isinstance(x, type)
+
+
+def learn_nodes(leaves: Sequence[Any]) -> None:
+    """Have a `dispatcher` see into what users registered as nodes meanwhile, and into these leaves."""
+    dispatch = _tree_util.dispatch_registry
+    with _learning:
+        new = {kind: functions.to_iter for kind, functions in list(_tree_util._registry.items())}
+        for kind in set(map(type, leaves)):
+            if issubclass(kind, type):
+                new[kind] = _told[type]
+            elif dispatch.is_node(kind):  # an array that is dispatched by its parts
+                new[kind] = dispatch.flatten_one_level
+        for kind in new.keys() - _known_nodes:
+            _nodes.register_node(kind, new[kind], lambda aux, parts: parts)
+            _known_nodes.add(kind)
+
+
+def dispatcher(name: str, miss: Callable) -> Callable:
+    """A function that finds what to run by the signature of its arguments, as `jax.jit` does and in the same C++ code.
+
+    Where it does not know a signature it asks `miss`, which returns the result, an `entry` to remember (or None, to be
+    asked again), and whether to forget that it was asked.
+    """
+
+    def unjitted(*args: Any, **kwargs: Any) -> Any:  # under jax.disable_jit
+        return miss(*args, **kwargs)[0]
+
+    key = _pxla.JitGlobalCppCacheKeys()
+    return _xla.pjit(name, unjitted, miss, [], [], key, _nodes, _pxla.cc_shard_arg, _entries)
+
+
+def run_with_entry(compiled: Callable, consts: Sequence[Any], arrays: Sequence[Any], out_tree: Any) -> tuple[Any, Any]:
+    """The outputs of `compiled(consts, arrays)` in `out_tree`, and the entry that a `dispatcher` remembers.
+
+    The entry holds the consts. It is None where JAX itself would go through Python, or a container is made of other leaves
+    than it was given.
+    """
+    flat, entry, _ = compiled._cache_miss(consts, arrays)  # type: ignore[attr-defined]
+    out = jax.tree.unflatten(out_tree, flat)
+    flatten = _tree_util.dispatch_registry.flatten
+    leaves, tree = flatten(out)
+    same = len(leaves) == len(flat) and all(map(operator.is_, leaves, flatten(flat)[0]))
+    if entry is None or not same:
+        return out, None
+    return out, entry._replace(const_args=flatten(consts)[0], out_pytree_def=tree)
+
+
+def forget_dispatch() -> None:
+    """Let every `dispatcher` ask again. `jax.clear_caches` does so too."""
+    _entries.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import threading
 import types
@@ -13,7 +14,6 @@ import jax
 import numpy as np
 
 from minibatch import _jax
-from minibatch._captured import contents
 
 
 class Latest:
@@ -117,14 +117,12 @@ def is_traced(x: Any) -> bool:
 
 JUST_ARRAYS = {_jax.ArrayImpl}
 SMALL = 64  # elements up to which a jax.Array that is part of a program is known by value
-IDENTITIES = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, jax.Array)
 
 
 def static_key(x: Any, depth: int = 4) -> Hashable:
     """A key that is equal just where `x` may be taken for the same: by value where that can be told, else by identity.
 
-    It holds no object of the user's alive. Of other objects the attributes are looked at too, to some depth, so that
-    one changed between two calls is noticed.
+    It holds no object of the user's alive. What an object known by identity holds is `_captured`'s to watch.
     """
     match x:
         case None | bool() | int() | str() | bytes():
@@ -135,16 +133,12 @@ def static_key(x: Any, depth: int = 4) -> Hashable:
             return type(x), np.shape(x), x.dtype.str, hashlib.blake2b(np.ascontiguousarray(x).tobytes()).digest()
         case jax.Array() if x.size <= SMALL and jax.numpy.isdtype(x.dtype, "numeric"):
             return type(x), x.aval, np.asarray(x).tobytes()
-        case tuple() | list() if depth:
+        case tuple() if depth:
             return type(x), tuple(static_key(y, depth - 1) for y in x)
-        case dict() if depth:
-            return type(x), tuple((static_key(k, depth - 1), static_key(v, depth - 1)) for k, v in x.items())
-        case types.FunctionType() if depth and x.__closure__:
-            return type(x), Same(x), tuple(static_key(contents(cell), depth - 1) for cell in x.__closure__)
         case types.MethodType():
             return type(x), static_key(x.__func__), static_key(x.__self__, depth - 1)
-    attributes = () if isinstance(x, IDENTITIES) or not depth else getattr(x, "__dict__", {}).items()
-    inside = tuple((name, static_key(value, depth - 1)) for name, value in attributes)
     params = getattr(type(x), "__dataclass_params__", None)
-    by_value = params is not None and params.frozen and type(x).__hash__ is not None
-    return type(x), None if by_value else Same(x), inside
+    if depth and params is not None and params.frozen and type(x).__hash__ is not None:
+        fields = ((field.name, getattr(x, field.name)) for field in dataclasses.fields(x))
+        return type(x), tuple((name, static_key(value, depth - 1)) for name, value in fields)
+    return type(x), Same(x)

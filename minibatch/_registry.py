@@ -53,6 +53,7 @@ def register(names: str | _jax.Primitive, entry: Rule, replace: bool = False) ->
         if key in RULES and not replace:
             raise ValueError(f"minibatch: {key} has a rule already ({RULES[key].family}); pass replace=True to replace it")
         RULES[key] = entry
+    _jax.forget_dispatch()
 
 
 def _declaring_module() -> str:
