@@ -14,9 +14,10 @@ from jax.tree_util import tree_flatten, tree_leaves
 from minibatch import _axes, _errors, _jax, rules
 from minibatch._batched import Axis
 from minibatch._captured import Captured, changed
+from minibatch._closure import taken_apart
 from minibatch._compile import Program, Programs
 from minibatch._divergence import chosen
-from minibatch._keys import Latest, is_traced
+from minibatch._keys import Latest, Same, is_traced, static_key
 from minibatch._trace import Call, parts, trace
 
 __all__ = ["Vmapped", "explain", "rules", "vmap"]
@@ -58,11 +59,13 @@ class Vmapped(Generic[P, R]):
         self._in_axes = _axes.check("in_axes", options["in_axes"])
         self._out_axes = _axes.check("out_axes", options["out_axes"])
         chosen(options["divergence"])
-        self._programs = Programs()
+        self._key = _key_of(options, self._out_axes) or Same(self)
+        self._programs = Programs(capacity=128)
         self._axes_by_tree = Latest(capacity=128)
         self._captured: Captured | None = None
         self._checks: tuple = ()
-        self._dispatch: Any = None  # once a call was seen before: what finds it again
+        self._called = False
+        self._dispatch: Any = None  # from the second call on: what finds it again
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Map: compiled outside any other transformation, emitted into it inside one."""
@@ -72,29 +75,36 @@ class Vmapped(Generic[P, R]):
         return dispatch(*args, **kwargs)
 
     def _anew(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if self._captured is None or changed(self._checks):
+        if not self._called or (self._dispatch is not None and changed(self._checks)):
+            self._dispatch, self._captured, self._called = None, None, False
             return self.answer(args, kwargs)[0]
+        self._watch(Captured(self._fun))
         self._dispatch = _dispatcher(self)
         return self._dispatch(*args, **kwargs)
+
+    def _watch(self, captured: Captured) -> None:
+        self._captured, self._checks = captured, captured.checks
 
     @_reported
     def answer(self, args: tuple, kwargs: dict) -> tuple[Any, Any, bool]:
         """The result of a call, and what a `_jax.dispatcher` is to remember of it: see there."""
         if not self._options["compile"] or not _jax.trace_state_clean():
             return _emit(self._bind(args, kwargs)), None, True
-        if self._captured is None or changed(self._checks):
-            self.clear_cache()
-            self._captured = Captured(self._fun)  # before the first call: the function may itself set anew what it sees
         try:
+            closure = taken_apart(self._fun)
             leaves, in_tree = _flatten(args, kwargs)
             axes = self._axes_by_tree.get(in_tree)
             if axes is None:
                 axes = self._axes_of(args, kwargs, leaves, in_tree)
-            program, known = self._programs.find(in_tree, axes, leaves, lambda: self._bind(args, kwargs))
+            bind = functools.partial(self._bind, args, kwargs)
+            program, known = self._programs.find(closure, self._key, in_tree, axes, leaves, bind)
+            self._called = True
+            leaves = [*closure.arrays, *leaves]
             if known:
-                return program.with_entry(leaves)
-            self._captured.settle()
-            self._checks = self._captured.checks
+                return program.with_entry(leaves, len(closure.arrays)) if self._dispatch else (program(leaves), None, True)
+            if self._captured is not None:
+                self._captured.settle()
+                self._watch(self._captured)
             return program(leaves), None, True
         except BaseException:
             self._dispatch = None  # which has remembered that it failed
@@ -171,7 +181,7 @@ class Vmapped(Generic[P, R]):
     def clear_cache(self) -> None:
         """Forget the programs compiled so far."""
         self._programs.clear()
-        self._dispatch, self._captured, self._checks = None, None, ()
+        self._dispatch, self._captured, self._checks, self._called = None, None, (), False
 
     def _jitted(self, args: tuple, kwargs: dict) -> Any:
         static = [i for i, arg in enumerate(args) if _is_static(arg)]
@@ -237,6 +247,18 @@ DEFAULTS = {
     "in_axes": 0, "out_axes": 0, "axis_name": None, "axis_size": None, "spmd_axis_name": None, "sum_match": False,
     "compile": True, "divergence": None,
 }  # fmt: skip
+
+
+def _key_of(options: dict[str, Any], out_axes: Any) -> Hashable:
+    """What a program depends on besides its function and arguments; None if there is no telling."""
+    spec, treedef = tree_flatten(out_axes)
+    rest = (value for name, value in options.items() if name not in ("in_axes", "out_axes", "compile"))
+    key = tuple(map(static_key, spec)), treedef, *rest
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
 
 
 def _dispatcher(mapped: Vmapped) -> Callable:

@@ -19,7 +19,7 @@ import sys
 import sysconfig
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import repeat
 from operator import attrgetter, is_, itemgetter
 from typing import Any, NamedTuple
@@ -62,9 +62,13 @@ class Slot(NamedTuple):
 
 
 class Captured:
-    """The state that `roots`, functions or other objects, can see, as it is when this is made."""
+    """The state that `roots`, functions or other objects, can see, as it is when this is made.
 
-    def __init__(self, *roots: Any) -> None:
+    What is in a container whose id is in `but`, or at a key of one if both are, is not watched, only looked into.
+    """
+
+    def __init__(self, *roots: Any, but: Collection = ()) -> None:
+        self._but = but
         self._slots: dict[tuple[int, Any], Slot] = {}
         self._codes: list[types.CodeType] = []
         queue, seen = deque(("", root) for root in roots if not isinstance(root, OPAQUE)), set(map(id, roots))
@@ -77,13 +81,20 @@ class Captured:
         self.checks: tuple[Check, ...] = ()
         self._arrange()
 
+    def is_of_modules(self) -> bool:
+        """Whether all that is watched are globals of modules."""
+        return all(_is_of_module(slot.container) for slot in self._slots.values())
+
+    def sees(self, x: Any) -> bool:
+        """Whether `x` is in one of the places watched."""
+        return any(slot.value is x for slot in self._slots.values())
+
     def settle(self) -> None:
         """Called after `fun` ran: no longer watch what it set anew itself without ever reading it."""
         written = {slot.name for slot in self._slots.values() if slot.name and slot.changed()}
         if written:
-            unread = {name for name in written if not any(_reads(code, name) for code in self._codes)}
-            kept = {at: slot for at, slot in self._slots.items() if not (slot.name in unread and slot.changed())}
-            self._slots = kept
+            unread = {name for name in written if not any(is_read(code, name) for code in self._codes)}
+            self._slots = {at: slot for at, slot in self._slots.items() if slot.name not in unread}
             self._arrange()
 
     def _arrange(self) -> None:
@@ -95,7 +106,8 @@ class Captured:
         self.checks = tuple(check for slots in by_container.values() for check in _checks(slots))
 
     def _watch(self, container: Any, key: Any, value: Any, name: str) -> None:
-        self._slots.setdefault((id(container), key), Slot(container, key, value, name))
+        if id(container) not in self._but and (id(container), key) not in self._but:
+            self._slots.setdefault((id(container), key), Slot(container, key, value, name))
 
     def _look_into(self, name: str, x: Any) -> Iterator[tuple[str, Any]]:
         """Enter the slots of `x`, known as `name`, and give what is in them."""
@@ -120,21 +132,22 @@ class Captured:
             case _ if type(x).__module__.partition(".")[0] in ("minibatch", "jax", "jaxlib", "numpy"):
                 yield name, getattr(x, "__wrapped__", None)  # a mapped or compiled function of the user's
             case _:
-                yield from self._entries(getattr(x, "__dict__", {}), None)
+                if hasattr(x, "__dict__"):
+                    yield from self._entries(x.__dict__, None)
                 if callable(x):
                     yield name, type(x).__call__
 
     def _function(self, fun: types.FunctionType) -> Iterator[tuple[str, Any]]:
-        if _in_library(fun):  # which may wrap one of the user's
+        if in_library(fun):  # which may wrap one of the user's
             yield from (("", contents(cell)) for cell in fun.__closure__ or () if callable(contents(cell)))
             return
-        self._codes += _codes(fun.__code__)
+        self._codes += codes(fun.__code__)
         for name, cell in zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True):
             self._watch(cell, None, contents(cell), name)
             yield name, contents(cell)
         yield from (("", default) for default in fun.__defaults__ or ())
         yield from (fun.__kwdefaults__ or {}).items()
-        names = [name for code in _codes(fun.__code__) for name in code.co_names]
+        names = [name for code in codes(fun.__code__) for name in code.co_names]
         for name in names:
             if name in fun.__globals__:
                 value = fun.__globals__[name]
@@ -200,6 +213,11 @@ def _checks(slots: Sequence[Slot]) -> Iterator[Check]:
         yield from map(Check, map(itemgetter, keys), repeat(container), old)
 
 
+def _is_of_module(container: Any) -> bool:
+    module = sys.modules.get(container.get("__name__", "")) if isinstance(container, dict) else None
+    return module is not None and vars(module) is container
+
+
 def contents(cell: types.CellType) -> Any:
     """What a closure variable holds now."""
     try:
@@ -208,15 +226,15 @@ def contents(cell: types.CellType) -> Any:
         return MISSING
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+def codes(code: types.CodeType) -> Iterator[types.CodeType]:
     """`code` and that of the functions defined in it."""
     yield code
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
-            yield from _codes(const)
+            yield from codes(const)
 
 
-def _reads(code: types.CodeType, name: str) -> bool:
+def is_read(code: types.CodeType, name: str) -> bool:
     """Whether `code` may use what is called `name`, rather than count it up, assign to it or append to it."""
     ops = [(op.opname, op.argval) for op in dis.get_instructions(code) if op.opname not in ("CACHE", "PRECALL", "NOP")]
     for i, (op, argument) in enumerate(ops):
@@ -242,7 +260,7 @@ def _is_library_file(file: str) -> bool:
     return file.startswith(LIBRARIES) or file.startswith("<frozen")
 
 
-def _in_library(x: types.FunctionType | types.ModuleType) -> bool:
+def in_library(x: types.FunctionType | types.ModuleType) -> bool:
     """Whether a function or module comes with Python or an installed package rather than from the user's program."""
     if isinstance(x, types.FunctionType):
         return _is_library_file(x.__code__.co_filename)
@@ -253,8 +271,8 @@ def _in_library(x: types.FunctionType | types.ModuleType) -> bool:
 def _from_library(x: Any) -> bool:
     """Whether `x`, found under a global name, is a library's module, function or class: those names stay what they are."""
     if isinstance(x, (types.FunctionType, types.ModuleType)):
-        return _in_library(x)
+        return in_library(x)
     if isinstance(x, type) or (callable(x) and hasattr(x, "__module__")):
         module = sys.modules.get(x.__module__ or "")
-        return module is not None and _in_library(module)
+        return module is not None and in_library(module)
     return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
@@ -14,7 +15,8 @@ from jax.tree_util import tree_leaves, tree_unflatten
 
 from minibatch import _axes, _errors, _jax
 from minibatch._batched import Axis, Batched, apart, is_batched, lanes
-from minibatch._captured import Captured, Check, changed
+from minibatch._captured import Captured, changed
+from minibatch._closure import Closure
 from minibatch._hoist import hoist
 from minibatch._interpreter import batch_jaxpr
 from minibatch._keys import Latest, leaf_keys, static_key
@@ -54,13 +56,16 @@ class Program:
             return self.emit(leaves)
         return self._assemble(leaves, self.compiled(self.consts, self._arrays(leaves)))
 
-    def with_entry(self, leaves: list) -> tuple[Any, Any, bool]:
-        """As a call; with what a dispatcher is to remember of it, if it tells all that the program depends on."""
+    def with_entry(self, leaves: list, held: int) -> tuple[Any, Any, bool]:
+        """As a call; with what a dispatcher is to remember of it, if it tells all that the program depends on.
+
+        The first `held` leaves are no arguments of the call.
+        """
         static = [leaves[i] for i in self._static]
         if not (self._compiles and self._gives_all and all(map(_jax.is_told, static))) or Captured(*static).checks:
             return self(leaves), None, False
         _jax.learn_nodes(leaves)
-        return *_jax.run_with_entry(self.compiled, self.consts, self._arrays(leaves), self.out_tree), False
+        return *_jax.run_with_entry(self.compiled, self.consts, self._arrays(leaves), held, self.out_tree), False
 
     def emit(self, leaves: list) -> Any:
         """Run equation by equation, into whatever trace is under way."""
@@ -157,56 +162,77 @@ def place(axis: Axis, out: Any, spec: Any, path: str) -> Any:
 
 
 class Programs:
-    """The programs of one mapped function, each with checks on what its static arguments saw when it was traced."""
+    """Programs by what they depend on, each with checks on what else could be seen when it was traced."""
 
-    def __init__(self, capacity: int = 128) -> None:
+    def __init__(self, capacity: int) -> None:
         self.kept = Latest(capacity)
-        self._lanes = Latest(capacity)
+        self.lanes = Latest(capacity)
+        self._anew: deque[tuple] = deque(maxlen=capacity)  # calls that were new: closure, structure and axes, avals
 
     def clear(self) -> None:
         """Forget them."""
         self.kept.clear()
-        self._lanes.clear()
+        self.lanes.clear()
+        self._anew.clear()
 
     def differences(self, names: Sequence[str]) -> list[str]:
         """In what each call that was compiled anew differed from the one compiled before. `names`: of the arguments."""
-        return [_difference(before, after, names) for before, after in itertools.pairwise(self.kept.keys())]
+        return [_difference(before, after, names) for before, after in itertools.pairwise(self._anew)]
 
-    def find(self, in_tree: Any, axes: tuple, leaves: list, bind: Callable[[], Call]) -> tuple[Program, bool]:
-        """The program for a call, and whether it was there already; `bind` gives the call in full."""
-        now = context()
-        key = in_tree, axes, leaf_keys(leaves, axes), now
-        found = self.kept.get(key)
+    def find(self, closure: Closure, how: Hashable, in_tree: Any, axes: tuple, leaves: list, bind: Callable[[], Call]) -> Any:
+        """The program for a call, and whether it was there already.
+
+        `how` is what else the program depends on; `bind` gives the call in full, to be traced if the program is new.
+        """
+        axes, leaves = (None,) * len(closure.arrays) + axes, [*closure.arrays, *leaves]
+        where = closure.key, how, in_tree, axes, context()
+        key = *where, leaf_keys(leaves, axes)
+        found = self._known("kept", key)
         concrete = found is NEEDS_CONCRETE
         if concrete:
-            key = in_tree, axes, leaf_keys(leaves, axes, concrete=True), now
-            found = self.kept.get(key)
+            key = *where, leaf_keys(leaves, axes, concrete=True)
+            found = self._known("kept", key)
         if found is not None and not changed(found[0]):
             return found[1], True
         call = bind()
-        checks, used, traced = self._trace(call, concrete, now)
+        if closure.arrays:
+            call = call.over(closure.arrays, closure)
+        captured, used, traced = self._trace(closure, where, call, concrete)
         if used is not call and not concrete:
-            self.kept.put(key, NEEDS_CONCRETE)
-            key = in_tree, axes, leaf_keys(leaves, axes, concrete=True), now
+            (shared if captured.is_of_modules() else self).kept.put(key, NEEDS_CONCRETE)
+            key = *where, leaf_keys(leaves, axes, concrete=True)
         program = Program(used, traced)
-        self.kept.put(key, (checks, program))
+        held = len(closure.arrays)
+        self._anew.append(((closure.key, key[-1][:held]), (in_tree, axes), key[-1][held:]))
+        (shared if _sharable(captured, traced) else self).kept.put(key, (captured.checks, program))
         return program, False
 
-    def _trace(self, call: Call, concrete: bool, now: Hashable) -> tuple[tuple[Check, ...], Call, Traced]:
-        """What `fun` does to one lane: known already if it was traced for another number of lanes.
+    def _known(self, cache: str, key: Hashable) -> Any:
+        return getattr(shared, cache).get(key) or getattr(self, cache).get(key)
 
-        With it checks on what the leaves that are part of the program can see.
-        """
-        key = None if concrete or not _sizeless(call) else (call.in_tree, call.axes, lane_keys(call), now)
-        found = self._lanes.get(key) if key else None
-        if found is not None and not changed(found[0]):
+    def _trace(self, closure: Closure, where: Hashable, call: Call, concrete: bool) -> tuple[Captured, Call, Traced]:
+        """What `fun` does to one lane: known already if it was traced for another number of lanes."""
+        key = None if concrete or not _sizeless(call) else (where, lane_keys(call))
+        found = self._known("lanes", key) if key else None
+        if found is not None and not changed(found[0].checks):
             return found[0], call, found[1]
-        captured = Captured(*(x for x, traced in zip(call.leaves, call.traced, strict=True) if not traced))
+        static = (x for x, traced in zip(call.leaves, call.traced, strict=True) if not traced)
+        captured = Captured(closure.fun, *static, but=closure.spoken_for())
         used, traced = trace(call, concrete)
         captured.settle()
         if key and used is call:
-            self._lanes.put(key, (captured.checks, traced))
-        return captured.checks, used, traced
+            (shared if _sharable(captured, traced) else self).lanes.put(key, (captured, traced))
+        return captured, used, traced
+
+
+shared = Programs(capacity=1024)
+
+
+def _sharable(captured: Captured, traced: Traced) -> bool:
+    """Whether a program holds nothing alive that its function would not: what modules hold at most."""
+    held = [const for const in hoist(traced.jaxpr)[0] if isinstance(const, jax.Array)]
+    held += [out.value for out in traced.outputs if isinstance(out, Given) and not _jax.is_told(out.value)]
+    return captured.is_of_modules() and all(map(captured.sees, held))
 
 
 def _sizeless(call: Call) -> bool:
@@ -222,13 +248,15 @@ def lane_keys(call: Call) -> tuple:
 
 
 def _difference(before: tuple, after: tuple, names: Sequence[str]) -> str:
-    """In what two keys of programs differ, in words."""
-    if before[:2] != after[:2]:
+    """In what two calls that were new differ, in words."""
+    if before[1] != after[1]:
         return "the arguments had another structure, or other axes"
     for name, old, new in zip(names, before[2], after[2], strict=False):
         if old != new:
             return f"{name} was {_errors.describe_key(old)} and then {_errors.describe_key(new)}"
-    return "JAX's configuration or the rules had changed"
+    if before[0] != after[0]:
+        return "what the function closes over was another"
+    return "JAX's configuration, the rules, or what the function sees elsewhere had changed"
 
 
 NEEDS_CONCRETE = object()  # stands for a call whose shared leaves are needed concretely: the program is under that call's key
@@ -252,5 +280,6 @@ def clear_caches() -> None:
       >>> import minibatch
       >>> minibatch.clear_caches()
     """
+    shared.clear()
     _compiled.clear()
     _jax.forget_dispatch()

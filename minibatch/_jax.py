@@ -949,11 +949,11 @@ def dispatcher(name: str, miss: Callable) -> Callable:
     return _xla.pjit(name, unjitted, miss, [], [], key, _nodes, _pxla.cc_shard_arg, _entries)
 
 
-def run_with_entry(compiled: Callable, consts: Sequence[Any], arrays: Sequence[Any], out_tree: Any) -> tuple[Any, Any]:
+def run_with_entry(compiled: Callable, consts: list, arrays: list, held: int, out_tree: Any) -> tuple[Any, Any]:
     """The outputs of `compiled(consts, arrays)` in `out_tree`, and the entry that a `dispatcher` remembers.
 
-    The entry holds the consts. It is None where JAX itself would go through Python, or a container is made of other leaves
-    than it was given.
+    The entry holds the consts and the first `held` arrays. It is None where JAX itself would go through Python, or a
+    container is made of other leaves than it was given.
     """
     flat, entry, _ = compiled._cache_miss(consts, arrays)  # type: ignore[attr-defined]
     out = jax.tree.unflatten(out_tree, flat)
@@ -962,7 +962,7 @@ def run_with_entry(compiled: Callable, consts: Sequence[Any], arrays: Sequence[A
     same = len(leaves) == len(flat) and all(map(operator.is_, leaves, flatten(flat)[0]))
     if entry is None or not same:
         return out, None
-    return out, entry._replace(const_args=flatten(consts)[0], out_pytree_def=tree)
+    return out, entry._replace(const_args=flatten([consts, arrays[:held]])[0], out_pytree_def=tree)
 
 
 def forget_dispatch() -> None:

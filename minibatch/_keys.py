@@ -131,7 +131,7 @@ def static_key(x: Any, depth: int = 4) -> Hashable:
             return type(x), repr(x)
         case np.ndarray() | np.generic() if x.dtype != object:
             return type(x), np.shape(x), x.dtype.str, hashlib.blake2b(np.ascontiguousarray(x).tobytes()).digest()
-        case jax.Array() if x.size <= SMALL and jax.numpy.isdtype(x.dtype, "numeric"):
+        case jax.Array() if not _jax.is_tracer(x) and x.size <= SMALL and jax.numpy.isdtype(x.dtype, "numeric"):
             return type(x), x.aval, np.asarray(x).tobytes()
         case tuple() if depth:
             return type(x), tuple(static_key(y, depth - 1) for y in x)

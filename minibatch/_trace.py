@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
+from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten, treedef_tuple
 
 from minibatch import _axes, _errors, _jax
 from minibatch._batched import Axis
@@ -43,6 +43,18 @@ class Call(NamedTuple):
         """The same call with these in the place of `arrays()`."""
         rest = iter(arrays)
         return self._replace(leaves=list(lane_leaves(self._replace(axes=(None,) * len(self.axes)), rest)))
+
+    def over(self, arrays: list, fun: Callable) -> Call:
+        """A call of `fun` with the same arguments and, before them, a list of shared arrays."""
+        args, kwargs = self.in_tree.children()
+        positional = treedef_tuple([jax.tree.structure(arrays), *args.children()])
+        return self._replace(
+            fun=fun,
+            leaves=[*arrays, *self.leaves],
+            in_tree=treedef_tuple([positional, kwargs]),
+            axes=(None,) * len(arrays) + self.axes,
+            traced=(True,) * len(arrays) + self.traced,
+        )
 
     def concrete(self) -> Call:
         """The same call with every shared leaf part of the program."""
@@ -111,7 +123,12 @@ def trace(call: Call, concrete: bool = False) -> tuple[Call, Traced]:
         raise _errors.lane_is_abstract(error, call.fun) from first
 
 
+class NeedsConcrete(Exception):  # noqa: N818 - never reaches a user: the function is called again
+    """A function cannot be traced but with the shared arrays as they are."""
+
+
 CONCRETIZATION_ERRORS = (
+    NeedsConcrete,
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,

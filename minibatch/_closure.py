@@ -1,0 +1,252 @@
+"""A function as one more argument: the arrays that it closes over, and a key for all else that it closes over.
+
+Two closures of the same code over arrays of the same avals are the same program with other arguments. So a function that is
+made anew at every turn of a loop is traced once, and a captured array set anew is no reason to trace again.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections.abc import Callable, Hashable, Sequence
+from operator import is_
+from typing import Any, NamedTuple
+
+import jax
+from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
+
+from minibatch import _jax
+from minibatch._captured import MISSING, codes, contents, in_library, is_read
+from minibatch._errors import name_of
+from minibatch._keys import Same, static_key
+from minibatch._trace import CONCRETIZATION_ERRORS, NeedsConcrete
+
+
+class Closure(NamedTuple):
+    """A function, the arrays that it closes over, and a key for the rest."""
+
+    fun: Callable
+    arrays: list
+    key: Hashable
+
+    @property
+    def __name__(self) -> str:
+        return name_of(self.fun)
+
+    def __call__(self, arrays: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the function with these arrays in the place of its own.
+
+        Raises:
+          NeedsConcrete: it cannot do with other arrays, or changes a container that holds some.
+        """
+        if all(map(is_, arrays, self.arrays)):
+            return self.fun(*args, **kwargs)
+        remade = _Remade(self.fun, arrays)
+        try:
+            out = remade.fun(*args, **kwargs)
+        except CONCRETIZATION_ERRORS:
+            raise
+        except Exception as error:  # perhaps not with its own: an array of a trace is not known by its devices
+            raise NeedsConcrete from error
+        if remade.changed():
+            raise NeedsConcrete
+        return out
+
+    def spoken_for(self) -> set:
+        """What need not be watched, its contents being in `arrays` or `key`: ids of containers, and places in a container."""
+        found: set = set()
+        for container, key in [] if isinstance(self.key, Same) else _Apart(self.fun).places:
+            if key is not None:
+                found.add((id(container), key))
+            elif isinstance(container, types.CellType):
+                found.add(id(container))
+            else:
+                tree_flatten(container, is_leaf=lambda x: bool(found.add(id(x))))  # the containers inside it too
+        return found
+
+
+def taken_apart(fun: Callable) -> Closure:
+    """`fun` as a `Closure`; known by its identity, and without arrays, where its parts depend on one another."""
+    try:
+        apart = _Apart(fun)
+    except Inseparable:
+        return Closure(fun, [], Same(fun))
+    return Closure(fun, apart.arrays, apart.key)
+
+
+class Inseparable(Exception):  # noqa: N818 - never reaches a user
+    """Functions that refer to each other in a circle, or set anew what they also read."""
+
+
+class _Apart:
+    """What is found by walking from a function through all that it closes over."""
+
+    def __init__(self, fun: Callable) -> None:
+        self.arrays: list = []
+        self.places: list[tuple[Any, Any]] = []
+        self._numbers: dict[int, int | None] = {}  # of functions; None: being looked into
+        self._read: set[str] = set()
+        self._stored: set[str] = set()
+        self.key = self._of(fun)
+        if self._read & self._stored:
+            raise Inseparable
+
+    def _of(self, x: Any) -> Hashable:
+        if is_array(x):
+            self.arrays.append(x)
+            return None
+        parts = parts_of(x)
+        if parts is None:
+            return static_key(x)
+        if isinstance(x, types.FunctionType):
+            if id(x) in self._numbers:
+                return self._again(x)
+            self._numbers[id(x)] = None
+            names = names_of(x.__code__)
+            self._read |= names.read
+            self._stored |= names.stored
+        self.places += parts.places
+        key = parts.kind, tuple([self._of(child) for child in parts.children])
+        if isinstance(x, types.FunctionType):
+            self._numbers[id(x)] = len(self._numbers)
+        return key
+
+    def _again(self, x: Any) -> Hashable:
+        if self._numbers[id(x)] is None:
+            raise Inseparable
+        return types.FunctionType, self._numbers[id(x)]
+
+
+class _Remade:
+    """`fun` made of its own parts and of other arrays, which come in the order in which `_Apart` finds its own."""
+
+    def __init__(self, fun: Callable, arrays: Sequence[Any]) -> None:
+        self._arrays = iter(arrays)
+        self._made: dict[int, tuple[Any, Any]] = {}  # by id: the original, which must not be freed, and what was made of it
+        self._containers: list[tuple[Any, list, Any]] = []
+        self.fun = self._of(fun)
+
+    def _of(self, x: Any) -> Any:
+        if is_array(x):
+            return next(self._arrays)
+        if id(x) in self._made and isinstance(x, types.FunctionType):
+            return self._made[id(x)][1]
+        parts = parts_of(x)
+        if parts is None:
+            return x
+        children = [self._of(child) for child in parts.children]
+        made = x if all(map(is_, children, parts.children)) else parts.together(children)
+        if made is not x and not callable(x):
+            self._containers.append((made, children, parts.kind))
+        self._made[id(x)] = x, made
+        return made
+
+    def changed(self) -> bool:
+        """Whether the function changed a container that was made for it, and would have changed the user's own."""
+        return any(
+            kind != now or not all(map(is_, leaves, children))
+            for made, children, kind in self._containers
+            for leaves, now in [tree_flatten(made)]
+        )
+
+
+def is_array(x: Any) -> bool:
+    """Whether `x` is an array that can be an argument of a compiled program."""
+    return type(x) is _jax.ArrayImpl or (isinstance(x, jax.Array) and not _jax.is_tracer(x))
+
+
+# --- what something is made of ----------------------------------------------------------------------------------------
+
+
+class Parts(NamedTuple):
+    """The children of something, `together` which makes it of others, and `kind` which tells it from what is made otherwise.
+
+    `places`: where the children are, as containers, or as a container and a key in it.
+    """
+
+    kind: Hashable
+    children: list
+    together: Callable[[list], Any]
+    places: list[tuple[Any, Any]]
+
+
+SIMPLE = frozenset({int, float, bool, str, bytes, complex, type(None), type, types.ModuleType, types.BuiltinFunctionType})
+
+
+def parts_of(x: Any) -> Parts | None:
+    """The parts of `x`, None where it has none that can be put together again."""
+    match x:
+        case _ if type(x) in SIMPLE:
+            return None
+        case types.FunctionType():
+            return _parts_of_function(x)
+        case types.MethodType():
+            return Parts(types.MethodType, [x.__func__, x.__self__], lambda parts: types.MethodType(*parts), [])
+        case functools.partial():
+            return _parts_of_partial(x)
+    children, treedef = tree_flatten(x)
+    if len(children) == 1 and children[0] is x:
+        return None
+    return Parts(treedef, children, functools.partial(tree_unflatten, treedef), [(x, None)])
+
+
+def _parts_of_partial(x: functools.partial) -> Parts:
+    names, count = tuple(x.keywords), 1 + len(x.args)
+
+    def together(parts: list) -> functools.partial:
+        return functools.partial(*parts[:count], **dict(zip(names, parts[count:], strict=True)))
+
+    return Parts((functools.partial, count, names), [x.func, *x.args, *x.keywords.values()], together, [])
+
+
+def _parts_of_function(fun: types.FunctionType) -> Parts:
+    names = names_of(fun.__code__)
+    cells = [(i, cell) for i, cell in enumerate(fun.__closure__ or ()) if fun.__code__.co_freevars[i] in names.read]
+    space = {} if in_library(fun) else {name: fun.__globals__[name] for name in names.loaded if name in fun.__globals__}
+    space = {name: x for name, x in space.items() if _holds_arrays(x)}
+    defaults, keywords = fun.__defaults__ or (), fun.__kwdefaults__ or {}
+    children = [*(contents(cell) for _, cell in cells), *space.values(), *defaults, *keywords.values()]
+
+    def together(parts: list) -> types.FunctionType:
+        rest = iter(parts)
+        closure = list(fun.__closure__ or ())
+        for i, _ in cells:
+            closure[i] = _cell(next(rest))
+        globals_ = {**fun.__globals__, **{name: next(rest) for name in space}} if space else fun.__globals__
+        made = types.FunctionType(fun.__code__, globals_, fun.__name__, tuple(next(rest) for _ in defaults), tuple(closure))
+        made.__kwdefaults__ = {name: next(rest) for name in keywords} or None
+        made.__dict__.update(fun.__dict__)
+        made.__qualname__ = fun.__qualname__
+        return made
+
+    kind = types.FunctionType, fun.__code__, id(fun.__globals__), tuple(space), len(defaults), tuple(keywords)
+    places = [*((cell, None) for _, cell in cells), *((fun.__globals__, name) for name in space)]
+    return Parts(kind, children, together, places)
+
+
+def _cell(x: Any) -> types.CellType:
+    return types.CellType() if x is MISSING else types.CellType(x)
+
+
+def _holds_arrays(x: Any) -> bool:
+    return type(x) not in SIMPLE and not callable(x) and any(map(is_array, tree_leaves(x)))
+
+
+class Names(NamedTuple):
+    """What code calls its variables from outside: those it reads, those of them that are globals, and those it sets."""
+
+    read: frozenset[str]
+    loaded: tuple[str, ...]
+    stored: frozenset[str]
+
+
+@functools.lru_cache(maxsize=1024)
+def names_of(code: types.CodeType) -> Names:
+    """The names in `code` and in the functions defined in it."""
+    instructions = [op for inner in codes(code) for op in dis.get_instructions(inner)]
+    loaded = dict.fromkeys(op.argval for op in instructions if op.opname == "LOAD_GLOBAL")
+    stored = {op.argval for op in instructions if op.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")}
+    stored |= {op.argval for op in instructions if op.opname in ("STORE_DEREF", "DELETE_DEREF")} & set(code.co_freevars)
+    read = {name for name in (*code.co_freevars, *loaded) if any(is_read(inner, name) for inner in codes(code))}
+    return Names(frozenset(read), tuple(loaded), frozenset(stored))
