@@ -20,7 +20,7 @@ from minibatch._divergence import chosen
 from minibatch._keys import Latest, Same, is_traced, static_key
 from minibatch._trace import Call, parts, trace
 
-__all__ = ["Vmapped", "explain", "rules", "vmap"]
+__all__ = ["Vmapped", "check", "explain", "find_nonfinite", "rules", "vmap"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -164,6 +164,17 @@ class Vmapped(Generic[P, R]):
 
         names = self._names(args, kwargs)
         return explain(self._bind(args, kwargs), names, calls=self._programs.differences(names), **options)
+
+    def _bind_values(self, what: str, args: tuple, kwargs: dict) -> Call:
+        """The call, of arrays that have values.
+
+        Raises:
+          Problem: some have none.
+        """
+        call = self._bind(args, kwargs)
+        if any(isinstance(x, jax.ShapeDtypeStruct) or _jax.is_tracer(x) for x in call.leaves):
+            raise _errors.no_values(what)
+        return call
 
     def _names(self, args: tuple, kwargs: dict) -> list[str]:
         return [name.removeprefix("argument ") for name in _axes.leaf_names(self._fun, args, kwargs)]
@@ -415,8 +426,88 @@ def explain(
     """
     mapped = vmap(fun, in_axes, out_axes, axis_name, axis_size, spmd_axis_name, divergence=divergence)
 
-    @_reported
-    def report(mapped: Vmapped, *args: Any, **kwargs: Any) -> Any:
+    def run(mapped: Vmapped, *args: Any, **kwargs: Any) -> Any:
         return mapped._explain(args, kwargs, {"memory": memory})
 
-    return functools.partial(report, mapped)
+    return functools.partial(_reported(run), mapped)
+
+
+def find_nonfinite(
+    fun: Callable,
+    in_axes: Any = 0,
+    *,
+    axis_name: Hashable | None = None,
+    axis_size: int | None = None,
+    everywhere: bool = False,
+) -> Callable[..., Any]:
+    """Which lanes turned NaN or infinite: at which equation and line first, in which step of a loop, and on what.
+
+    It runs the mapped function, with what is watched for beside it. An equation is the first if it makes a NaN of what had
+    none, or an infinity of what was finite. Where `fun` is a gradient, equations of the backward pass are watched like any.
+
+    Args:
+      fun, in_axes, axis_name, axis_size: as for `vmap`.
+      everywhere: False for lanes that return a NaN or an infinity; True also for those in which it comes and goes.
+
+    Returns:
+      A function of the arguments of `fun` that returns what it found: true if anything was, to be printed, with `lanes` and
+      `events` as data.
+
+    Raises:
+      ValueError: at the call, if the arguments do not fit `in_axes`, or are shapes without values.
+
+    Examples:
+      >>> import jax.numpy as jnp, minibatch
+      >>> found = minibatch.find_nonfinite(lambda x: jnp.log(x) * 2)(jnp.array([1.0, -1.0, 2.0]))
+      >>> found.lanes
+      (1,)
+      >>> found.events[0].primitive
+      'log'
+    """
+    mapped = vmap(fun, in_axes, _axes.if_batched(0), axis_name, axis_size)
+
+    def run(mapped: Vmapped, *args: Any, **kwargs: Any) -> Any:
+        from minibatch.report.nonfinite import find
+
+        call = mapped._bind_values("find_nonfinite", args, kwargs)
+        return find(call, mapped._names(args, kwargs), everywhere)
+
+    return functools.partial(_reported(run), mapped)
+
+
+def check(
+    fun: Callable,
+    in_axes: Any = 0,
+    *,
+    axis_name: Hashable | None = None,
+    axis_size: int | None = None,
+) -> Callable[..., Any]:
+    """Whether each equation of the batched program computes what it computes in each lane by itself.
+
+    For people who write rules. Every equation runs once batched, by its rule, and once for each lane, on the same values, so
+    that the first to disagree is found by itself, also inside loops and branches. Slow: use few lanes.
+
+    Args:
+      fun, in_axes, axis_name, axis_size: as for `vmap`.
+
+    Returns:
+      A function of the arguments of `fun` that returns what it found: true if all equations agree, to be printed, with
+      `first`, the first that does not, as data. Equations in which the lanes of a named axis meet mean nothing in a lane by
+      itself, and are told apart as `unchecked`.
+
+    Raises:
+      ValueError: at the call, if the arguments do not fit `in_axes`, or are shapes without values.
+
+    Examples:
+      >>> import jax.numpy as jnp, minibatch
+      >>> minibatch.check(lambda x, w: jnp.tanh(w @ x), in_axes=(0, None))(jnp.ones((3, 2)), jnp.ones((4, 2)))
+      minibatch.check  <lambda>: 2 equations agree with their lanes
+    """
+    mapped = vmap(fun, in_axes, _axes.if_batched(0), axis_name, axis_size)
+
+    def run(mapped: Vmapped, *args: Any, **kwargs: Any) -> Any:
+        from minibatch.report.checking import check
+
+        return check(mapped._bind_values("check", args, kwargs), mapped._names(args, kwargs))
+
+    return functools.partial(_reported(run), mapped)

@@ -118,6 +118,15 @@ def no_schedule(word: Any, loops: Sequence[str], branches: Sequence[str]) -> Typ
     )
 
 
+def no_values(what: str) -> Problem:
+    """`find_nonfinite(f)(jax.ShapeDtypeStruct(...))`."""
+    return Problem(
+        ValueError,
+        f"{what} runs the program, and so needs arrays with values; among the arguments are shapes without (a "
+        "jax.ShapeDtypeStruct, or a value of jax.jit). Call it with arrays, outside of jax.jit.",
+    )
+
+
 # --- in_axes against the arguments ------------------------------------------------------------------------------------
 
 

@@ -137,6 +137,15 @@ def remembered(jaxpr: Any, key: Hashable, make: Callable[[], Any]) -> Any:
     return _watched.by.remembered(jaxpr, key, make) if _watched.by else _remembered(jaxpr, key, make)
 
 
+def recalled(jaxpr: Any, key: Hashable) -> Any:
+    """What `remembered` has for this key, or None."""
+    return _watched.by.recalled(jaxpr, key) if _watched.by else _recalled(jaxpr, key)
+
+
+def _recalled(jaxpr: Any, key: Hashable) -> Any:
+    return _kept.get(jaxpr, {}).get((key, _registry.context()))
+
+
 def _remembered(jaxpr: Any, key: Hashable, make: Callable[[], Any]) -> Any:
     memo = _kept.setdefault(jaxpr, {})
     key = (key, _registry.context())
@@ -156,7 +165,7 @@ def batch_closed(axis: Axis, jaxpr: Any, bdims: Sequence[int | None], force: Seq
         return remembered(jaxpr, key, lambda: _batch_closed(axis, jaxpr, bdims, ()))
 
     def make() -> tuple[Any, tuple]:
-        found = _kept[jaxpr].get((key, _registry.context()))
+        found = recalled(jaxpr, key)
         if found and all(d == 0 for d, must in zip(found[1], force, strict=True) if must):
             return found  # what is asked for came by itself
         return _batch_closed(axis, jaxpr, bdims, force)
@@ -237,6 +246,10 @@ class Watch:
     def remembered(self, jaxpr: Any, key: Hashable, make: Callable[[], Any]) -> Any:
         """`remembered`."""
         return _remembered(jaxpr, key, make)
+
+    def recalled(self, jaxpr: Any, key: Hashable) -> Any:
+        """`recalled`."""
+        return _recalled(jaxpr, key)
 
 
 class _Watched(threading.local):

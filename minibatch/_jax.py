@@ -98,6 +98,8 @@ __all__ = [
     "consts_of",
     "discharge",
     "discharged",
+    "dtype_of",
+    "evaluate",
     "failed_check",
     "has_cotangent",
     "has_third_party_rule",
@@ -595,6 +597,17 @@ def hoisted(jaxpr: Any) -> tuple[Sequence[Any], Any]:
     """The consts of a closed jaxpr, and the closed jaxpr that takes them as its first arguments."""
     consts = consts_of(jaxpr)
     return consts, closed(convert_constvars_jaxpr(open_jaxpr(jaxpr))) if consts else jaxpr
+
+
+def evaluate(jaxpr: Any, args: Sequence[Any]) -> list:
+    """The outputs of `jaxpr` on `args`, equation by equation."""
+    return _core.eval_jaxpr(open_jaxpr(jaxpr), consts_of(jaxpr), *args)
+
+
+def dtype_of(x: Any) -> Any:
+    """The dtype of `x` if it is an array of numbers, else None: of references, keys and tokens too."""
+    aval = jax.typeof(x) if valid_jaxtype(x) else None
+    return aval.dtype if isinstance(aval, _core.ShapedArray) and jnp.issubdtype(aval.dtype, np.generic) else None
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:

@@ -11,6 +11,13 @@ def attend(query, keys, values, i):
     return weights @ values + values[i]
 
 
+def attend_to_some(query, keys, values, mask):
+    """The values of those that the mask lets through."""
+    fit = jnp.where(mask, keys @ query, -jnp.inf)
+    weights = jnp.exp(fit - fit.max())
+    return weights / weights.sum() @ values
+
+
 def settle(query, keys, values):
     """Attend again and again until nothing changes."""
 

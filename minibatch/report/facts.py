@@ -81,6 +81,7 @@ class Scope:
     """A jaxpr that was batched: the whole program, or one inside an equation."""
 
     jaxpr: Any
+    consts: Sequence[Any]
     inputs: tuple[int | None, ...]
     outputs: tuple[int | None, ...] = ()
     equations: list[Equation] = dataclasses.field(default_factory=list)
@@ -94,7 +95,7 @@ class Scope:
 class Facts:
     """What is known of a mapped call.
 
-    `lane` is the program of one lane, `batched` that of all. `names` are the inputs of both, as the user calls them;
+    `lane` is the program of one lane, `batched` that of all. `arrays` are the inputs, `names` what the user calls them;
     None for what the function captured; `outputs` those that are computed. `edges` is what placing them on their axes
     costs. `batch` makes the batched program for another number of lanes.
     """
@@ -103,6 +104,7 @@ class Facts:
     axis: Axis
     lane: Scope
     batched: Any
+    arrays: list[Any]
     names: list[str | None]
     outputs: list[str]
     edges: Cost
@@ -123,7 +125,8 @@ def observe(call: Call, names: Sequence[str]) -> Facts:
     call, traced = trace(call)
     program = Program(call, traced)
     recorder = Recorder(call.axis)
-    avals = [_jax.aval_of(x) for x in (*program.consts, *call.arrays())]
+    arrays = [*program.consts, *call.arrays()]
+    avals = list(map(_jax.aval_of, arrays))
 
     def batch(size: int) -> Any:
         """The batched program for another number of lanes."""
@@ -132,9 +135,9 @@ def observe(call: Call, names: Sequence[str]) -> Facts:
     with watched(recorder):
         batched = _trace_batched(program, avals)
     lane = recorder.outermost()
-    taken = [name for name, given, leaf in zip(names, call.traced, call.leaves, strict=True) if given for _ in parts(leaf)]
     outputs = [f"output{out.path}" for out in traced.outputs if isinstance(out, Computed) for _ in out.axes]
-    facts = Facts(call, call.axis, lane, batched, [*[None] * len(program.consts), *taken], outputs, Cost(), batch)
+    named = [*[None] * len(program.consts), *names_of(call, names)]
+    facts = Facts(call, call.axis, lane, batched, arrays, named, outputs, Cost(), batch)
     _settle(lane, None, 0)
     _cost_of_lane(lane, float(facts.size), stored=True)
     kept = {equation.number: equation for equation in lane.all()}
@@ -142,6 +145,11 @@ def observe(call: Call, names: Sequence[str]) -> Facts:
     for number, equation in enumerate(kept.values(), 1):
         equation.number = number
     return facts
+
+
+def names_of(call: Call, names: Sequence[str]) -> list[str]:
+    """What to call each array that the program takes, `names` being what to call each leaf of the arguments."""
+    return [name for name, given, leaf in zip(names, call.traced, call.leaves, strict=True) if given for _ in parts(leaf)]
 
 
 def _trace_batched(program: Program, avals: Sequence[Any]) -> Any:
@@ -194,7 +202,7 @@ class Recorder(Watch):
         return scope
 
     def jaxpr(self, axis: Axis, jaxpr: Any, args: Sequence[Any]) -> list:
-        scope = Scope(_jax.open_jaxpr(jaxpr), tuple(apart(args)[1]))
+        scope = Scope(_jax.open_jaxpr(jaxpr), _jax.consts_of(jaxpr), tuple(apart(args)[1]))
         self._scopes.append(scope)
         try:
             outs = super().jaxpr(axis, jaxpr, args)
@@ -229,7 +237,10 @@ class Recorder(Watch):
             finally:
                 scopes = self._found.pop()
             self._memo[at] = made, scopes
-        made, scopes = self._memo[at]
+        return self.recalled(jaxpr, key)
+
+    def recalled(self, jaxpr: Any, key: Hashable) -> Any:
+        made, scopes = self._memo.get((jaxpr, key), (None, []))
         self._found[-1] += scopes
         return made
 

@@ -58,6 +58,13 @@ def shape(aval: Any, bdim: int | None, size: Any) -> str:
     return f"{short.partition('[')[0]}[{','.join(dims)}]"
 
 
+def short(x: Any) -> str:
+    """An array's values, in a few letters."""
+    if not hasattr(x, "dtype") or not np.issubdtype(x.dtype, np.generic):
+        return str(x)
+    return " ".join(np.array2string(np.asarray(x), precision=4, threshold=8, edgeitems=3, separator=",").split())
+
+
 # --- the page that is printed -----------------------------------------------------------------------------------------
 
 
