@@ -118,6 +118,7 @@ __all__ = [
     "lanes_meet",
     "lift_sharding",
     "mesh_axis",
+    "names_axes",
     "names_axis",
     "names_given_up",
     "no_cotangent",
@@ -479,6 +480,11 @@ def lanes_meet(x: Any, name: Any) -> bool:
         return any(lanes_meet(eqn, name) for eqn in open_jaxpr(x).eqns)
     inner = list(inner_jaxprs(x))
     return any(lanes_meet(jaxpr, name) for jaxpr in inner) if inner else x.primitive.name != "axis_index"
+
+
+def names_axes(jaxpr: Any) -> bool:
+    """Whether `jaxpr` says that it uses any axis by its name: of lanes, also of a map further out, or of a mesh."""
+    return any(isinstance(effect, _core.NamedAxisEffect) for effect in jaxpr.effects)
 
 
 def concerns_lanes(eqn: Any, name: Any) -> bool:

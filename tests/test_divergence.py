@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
 import minibatch
 from minibatch import vmap
-from minibatch._divergence import Divergence, chosen
+from minibatch._divergence import LOOPS, Divergence, chosen
 
 # --- the words --------------------------------------------------------------------------------------------------------
 
@@ -52,3 +54,162 @@ def test_program_is_traced_anew_where_the_region_differs(compile: bool) -> None:
         with minibatch.divergence(*words):
             assert mapped(x).tolist() == [16, 16, 12]
     assert calls == ["auto", "refill"]
+
+
+# --- loops: each lane's own answer, by every schedule -------------------------------------------------------------------
+
+A = jnp.asarray(np.random.default_rng(0).normal(size=(3, 3)).astype("f") * 0.4)
+
+
+def steps_and_state(n: Any, x: Any, w: Any) -> Any:
+    """As many steps as the lane says, with a const of its own, one that is shared, and a carry that is handed through."""
+    return lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, jnp.tanh(A @ c[1]) + w * x.sum(), c[2]), (0, x, w))
+
+
+def collatz(n: Any, x: Any, w: Any) -> Any:
+    """Integers, exact."""
+    return lax.while_loop(lambda c: c[0] > 1, lambda c: (jnp.where(c[0] % 2, 3 * c[0] + 1, c[0] // 2), c[1] + 1), (n + 1, 0))[1]
+
+
+def trips(n: Any, x: Any, w: Any = 0) -> Any:
+    """A fori_loop."""
+    return lax.fori_loop(0, n, lambda i, x: x * 0.9 + i, x)
+
+
+def scan_of_loops(n: Any, x: Any, w: Any) -> Any:
+    """A loop in the body of a scan."""
+    return lax.scan(lambda c, k: (trips((n * k) % 7, c), c.sum()), x, jnp.arange(4))
+
+
+def loop_of_loops(n: Any, x: Any, w: Any) -> Any:
+    """Both of as many rounds as the lane says, the inner of none where the lane has stopped."""
+    return lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, trips(n - c[0], c[1])), (0, x))
+
+
+def loop_in_a_branch(n: Any, x: Any, w: Any) -> Any:
+    """For some lanes only; for the others it would not end."""
+    halve = lambda: lax.while_loop(lambda c: c[0] != 0, lambda c: (c[0] - 2, c[1] * 0.5), (n, x))[1]
+    return lax.cond(n % 2 == 0, halve, lambda: x)
+
+
+def branch_in_a_loop(n: Any, x: Any, w: Any) -> Any:
+    """Each step by one of two ways."""
+    step = lambda c: (c[0] + 1, lax.cond((c[0] * n) % 3 == 0, lambda x: jnp.sin(x), lambda x: x * 0.5 + n, c[1]))
+    return lax.while_loop(lambda c: c[0] < n, step, (0, x))
+
+
+def walk(n: Any, x: Any, w: Any) -> Any:
+    """A random walk of as many steps as it takes: typed keys among the carries."""
+
+    def step(c: Any) -> Any:
+        key, y, k = c
+        key, sub = jax.random.split(key)
+        return key, y + jax.random.randint(sub, (), -1, 3), k + 1
+
+    key, y, k = lax.while_loop(lambda c: c[1] < n, step, (jax.random.fold_in(jax.random.key(3), n), 0, 0))
+    return jax.random.key_data(key), y, k
+
+
+def not_meant_for_others(n: Any, x: Any, w: Any) -> Any:
+    """A step that is NaN, and does not end, for lanes that have stopped."""
+
+    def step(c: Any) -> Any:
+        odd = lax.while_loop(lambda k: k % 2 == 0, lambda k: k // 2, c[0])
+        return c[0] - 1, c[1] + jnp.sqrt(c[0] - 0.5) / odd
+
+    return lax.while_loop(lambda c: c[0] > 0, step, (n, x))
+
+
+def from_shared_start(n: Any, x: Any, w: Any) -> Any:
+    """Only the predicate makes the lanes differ."""
+    return lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] * w), (0, w))
+
+
+PROGRAMS = {
+    f.__name__: f
+    for f in (
+        steps_and_state, collatz, trips, scan_of_loops, loop_of_loops, loop_in_a_branch, branch_in_a_loop, walk,
+        not_meant_for_others, from_shared_start,
+    )
+}  # fmt: skip
+
+
+def arguments(size: int, seed: int = 0) -> tuple:
+    rng = np.random.default_rng(seed)
+    n = np.minimum(rng.pareto(0.7, size) * 2, 40).astype(np.int32)
+    return jnp.asarray(n), jnp.asarray(rng.normal(size=(size, 3)).astype("f"))
+
+
+def of_lanes(f: Callable, in_axes: Any, *args: Any) -> Any:
+    """The stack of the lanes' own answers, compiled once."""
+    f, size = jax.jit(f), len(args[0])
+    rows = [f(*(x if d is None else x[i] for x, d in zip(args, in_axes, strict=True))) for i in range(size)]
+    return jax.tree.map(lambda *rows: np.stack(rows), *rows)
+
+
+def agree(found: Any, wanted: Any) -> None:
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert x.dtype == y.dtype
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+        else:
+            np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("schedule", LOOPS[1:])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_schedule_gives_each_lane_its_own_answer(name: str, schedule: str) -> None:
+    n, x = arguments(13)
+    w = jnp.float32(0.5)
+    found = vmap(PROGRAMS[name], (0, 1, None), divergence=schedule)(n, jnp.moveaxis(x, 0, 1), w)
+    agree(found, of_lanes(PROGRAMS[name], (0, 0, None), n, x, w))
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 5])
+@pytest.mark.parametrize("schedule", LOOPS[1:])
+def test_few_lanes(size: int, schedule: str) -> None:
+    n, x = arguments(5)
+    found = vmap(steps_and_state, (0, 0, None), divergence=schedule)(n[:size], x[:size], 0.5)
+    agree(found, jax.tree.map(lambda y: y[:size], of_lanes(steps_and_state, (0, 0, None), n, x, 0.5)))
+
+
+@pytest.mark.parametrize("schedule", LOOPS)
+def test_lanes_that_never_start(schedule: str) -> None:
+    n, x = jnp.zeros(9, jnp.int32), jnp.ones((9, 3))
+    agree(vmap(steps_and_state, (0, 0, None), divergence=schedule)(n, x, 0.5)[1], x)
+
+
+@pytest.mark.parametrize("schedule", LOOPS)
+def test_maps_of_maps(schedule: str) -> None:
+    n, x = arguments(12)
+    with minibatch.divergence(schedule):
+        found = vmap(vmap(steps_and_state, (0, 0, None)), (0, 0, None))(n.reshape(3, 4), x.reshape(3, 4, 3), 0.5)
+        outside = jax.vmap(vmap(steps_and_state, (0, 0, None)), (0, 0, None))(n.reshape(3, 4), x.reshape(3, 4, 3), 0.5)
+        inside = vmap(jax.vmap(steps_and_state, (0, 0, None)), (0, 0, None))(n.reshape(3, 4), x.reshape(3, 4, 3), 0.5)
+    wanted = jax.tree.map(lambda y: y.reshape(3, 4, *y.shape[1:]), of_lanes(steps_and_state, (0, 0, None), n, x, 0.5))
+    for each in (found, outside, inside):
+        agree(each, wanted)
+
+
+@pytest.mark.parametrize("schedule", LOOPS)
+def test_forward_derivatives_through_every_schedule(schedule: str) -> None:
+    n, x = arguments(10)
+    push = lambda n, x, v: jax.jvp(lambda x: steps_and_state(n, x, 0.5 * x.sum())[1:], (x,), (v,))
+    wanted = of_lanes(push, (0, 0, 0), n, x, x + 1)
+    mapped = vmap(lambda n, x: steps_and_state(n, x, 0.5 * x.sum())[1:], divergence=schedule)
+    agree(jax.jit(lambda n, x, v: jax.jvp(lambda x: mapped(n, x), (x,), (v,)))(n, x, x + 1), wanted)
+    agree(vmap(push, divergence=schedule)(n, x, x + 1), wanted)
+
+
+@pytest.mark.parametrize("schedule", LOOPS)
+def test_gradient_past_a_loop_that_only_counts(schedule: str) -> None:
+    """The loop reads what is differentiated, as a const and as a carry, but gives back integers: reverse mode needs no loop."""
+
+    def f(n: Any, x: Any) -> Any:
+        k = lax.while_loop(lambda c: c[0] * x[0] ** 2 < n, lambda c: (c[0] + 1 + jnp.int32(x[1] > 9), c[1]), (1, x))[0]
+        return (k * x).sum()
+
+    n, x = arguments(9)
+    x = x + jnp.sign(x) * 0.3
+    total = lambda x: vmap(f, divergence=schedule)(n, x).sum()
+    agree(jax.jit(jax.grad(total))(x), of_lanes(jax.grad(f, 1), (0, 0), n, x))

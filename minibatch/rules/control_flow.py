@@ -15,9 +15,9 @@ from minibatch._interpreter import batch_closed, batch_jaxpr
 from minibatch._jax import rebind
 from minibatch._registry import rule
 from minibatch.rules.fallback import one_by_one
+from minibatch.schedule.diverging import diverging
 from minibatch.schedule.fixpoint import fixpoint
 from minibatch.schedule.live import can_be_told
-from minibatch.schedule.lockstep import lockstep
 from minibatch.schedule.select import select
 
 
@@ -45,7 +45,7 @@ def _alike(axis: Axis, branches: Sequence[Any], bdims: Sequence[int | None]) -> 
 
 @rule("while", anywhere=True, inside=True)
 def while_(axis: Axis, eqn: Any, *operands: Any) -> list:
-    """while p(c): c = f(c)   lifts to   the same with the carries batched that differ by lane; lockstep if p(c) does."""
+    """while p(c): c = f(c)   lifts to   the same with the carries batched that differ by lane; by a schedule if p(c) does."""
     counts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     cond_consts, body_consts, carry = _split(operands, *counts)
 
@@ -58,7 +58,7 @@ def while_(axis: Axis, eqn: Any, *operands: Any) -> list:
         mapped_before = _jax.open_jaxpr(eqn.params["cond_jaxpr"]).outvars[0].aval.shape
         if _jax.side_effects(eqn) and (mapped_before or _jax.ordered(eqn) or not can_be_told(eqn)):
             return in_turn(axis, eqn, operands)
-        return lockstep(axis, eqn, cond_consts, body_consts, carry)
+        return diverging(axis, eqn, cond_consts, body_consts, carry)
     start = [lanes(axis, x) if b else x for x, b in zip(carry, batched, strict=True)]
     consts, _ = apart([*cond_consts, *body_consts])
     return together(rebind(eqn, *consts, *start, cond_jaxpr=condition, body_jaxpr=body), _in_front(batched))

@@ -1,6 +1,7 @@
 """How loops and branches run when lanes diverge.
 
-`select` runs every branch for all lanes, `lockstep` steps all lanes until the last is done. In both a lane that sits out
-borrows what a lane that takes part was given, so that no branch and no step ever sees values that were not meant for it. What
-a branch or step does beside computing it does for the lanes alone that take part (`live`).
+A loop runs in `lockstep`, all lanes stepping until the last is done, or in `stages`, in which lanes that are done no longer
+step; `select` runs every branch for all lanes. In all of them a lane that sits out borrows what a lane that takes part was
+given, so that no branch and no step ever sees values that were not meant for it. What a branch or step does beside computing
+it does for the lanes alone that take part (`live`). `choose` says which schedule it is.
 """

@@ -49,10 +49,7 @@ def differentiable_if_any(taking: Array, operands: Sequence[Any], used: Sequence
 
     What no lane takes part in may run on values that it was not meant for, and send NaN back to them.
     """
-    masked = [
-        use and _jax.is_tracer(x) and jnp.issubdtype(x.dtype, jnp.inexact)
-        for x, use in zip(operands, used, strict=True)
-    ]
+    masked = [use and _jax.is_tracer(x) and jnp.issubdtype(x.dtype, jnp.inexact) for x, use in zip(operands, used, strict=True)]
     if not any(masked):
         return list(operands)
     taken = jnp.any(taking)

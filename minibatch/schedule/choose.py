@@ -1,31 +1,44 @@
 """Which schedule should take least time: a model of the machine, in a few constants, and what follows from it.
 
 The constants are what `python bench/divergence.py --calibrate` measures. They need not be exact: schedules differ by
-factors, and each is entered such that guessing wrong costs little.
+factors, and each is entered such that a wrong guess costs little.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
-from minibatch._cost import Cost
+from minibatch import _jax
+from minibatch._batched import Array, Axis
+from minibatch._cost import Cost, jaxpr_cost
+from minibatch.schedule.live import acts
+from minibatch.schedule.loop import Loop
+from minibatch.schedule.stages import Stage
 
 
 class Machine(NamedTuple):
-    """What a device does in a second, and what a step of a loop costs it beside the work."""
+    """What a device does in a second, in cache; and in seconds what a step of a loop costs it beside the work.
+
+    `step` is that of any step, `equation` that of each equation in it. `row` is what it costs, beside the bytes, to take a row
+    from one array and put it into another.
+    """
 
     flops: float
     transcendentals: float
     bytes: float
-    step: float  # seconds
+    step: float
+    equation: float
+    row: float
 
 
 MACHINES = {
-    "cpu": Machine(flops=4e9, transcendentals=4e8, bytes=1e10, step=5e-6),
-    "gpu": Machine(flops=1e13, transcendentals=1e12, bytes=1e12, step=5e-5),
-    "tpu": Machine(flops=1e13, transcendentals=1e12, bytes=1e12, step=1e-5),
+    "cpu": Machine(flops=4e10, transcendentals=2e9, bytes=1e11, step=1e-6, equation=5e-8, row=2e-9),
+    "gpu": Machine(flops=1e13, transcendentals=1e12, bytes=1e12, step=2e-5, equation=1e-6, row=1e-11),
+    "tpu": Machine(flops=1e13, transcendentals=1e12, bytes=1e12, step=5e-6, equation=1e-6, row=1e-9),
 }
 
 
@@ -38,3 +51,71 @@ def seconds(cost: Cost) -> float:
     """How long work of this cost should take."""
     here = machine()
     return cost.flops / here.flops + cost.transcendentals / here.transcendentals + cost.bytes / here.bytes
+
+
+# --- loops ------------------------------------------------------------------------------------------------------------
+
+TRIPS = 8  # of a loop whose trips are not known
+STAGES = 6  # of compaction, at most: each is one more copy of the body to compile
+WORTH = 4  # windows of lanes, so that there is something to gain
+
+
+def stages(axis: Axis, loop: Loop, consts: Sequence[Array], live: Array, state: Sequence[Array]) -> Sequence[Stage]:
+    """The stages in which the loop runs, or none: in lockstep.
+
+    Lanes that meet, that act beside computing, or that `jax.vmap` made of others, stay together.
+    """
+    schedule = axis.divergence.loops
+    apart = live.ndim == 1 and axis.mesh_name is None and isinstance(axis.size, int) and axis.size > 1
+    if schedule == "lockstep" or not apart or any(_jax.names_axes(x) or acts(x) for x in (loop.cond, loop.body)):
+        return ()
+    work, overhead = step_seconds(loop)
+    window = _power_of_two(2 * overhead / work)
+    if schedule == "auto":
+        schedule = "refill" if axis.size >= WORTH * window and jax.device_count() == 1 else "lockstep"
+    if schedule == "lockstep":
+        return ()
+    window = min(window, max(1, axis.size // WORTH))
+    widths = [axis.size, window] if schedule == "refill" else _ladder(axis.size, window)
+    leaves = [axis.size // 2, 0] if schedule == "refill" else [*widths[1:], 0]
+    moving = _moving(loop, consts, state)
+    return tuple(Stage(w, n, moving / (work + overhead / w)) for w, n in zip(widths, leaves, strict=True))
+
+
+def step_seconds(loop: Loop) -> tuple[float, float]:
+    """What a step costs for each lane, and beside that."""
+    here, jaxprs = machine(), (loop.cond, loop.body)
+    work = sum(seconds(jaxpr_cost(jaxpr, TRIPS)) for jaxpr in jaxprs)
+    return work + 1 / here.bytes, here.step + here.equation * sum(map(_equations, jaxprs))
+
+
+def _equations(jaxpr: Any) -> float:
+    """How many equations run in `jaxpr`."""
+    return sum(1 + _times(eqn) * sum(map(_equations, _jax.inner_jaxprs(eqn))) for eqn in _jax.open_jaxpr(jaxpr).eqns)
+
+
+def _times(eqn: Any) -> int:
+    return {"scan": eqn.params.get("length"), "while": TRIPS}.get(eqn.primitive.name, 1)
+
+
+def _moving(loop: Loop, consts: Sequence[Array], state: Sequence[Array]) -> float:
+    """Seconds to take a lane's row of all that differs by lane, and to put its state back."""
+    taken = [*state, *(x for x, d in zip(consts, loop.bdims, strict=True) if d is not None)]
+    size = sum(map(_row_bytes, (*taken, *state)))
+    return 2 * size / machine().bytes + (len(taken) + len(state)) * machine().row
+
+
+def _row_bytes(x: Array) -> float:
+    aval = jax.typeof(x)
+    return np.prod(aval.shape[1:]) * getattr(aval.dtype, "itemsize", 8)
+
+
+def _power_of_two(x: float) -> int:
+    return 1 << max(0, int(np.ceil(np.log2(x))))
+
+
+def _ladder(start: int, end: int) -> list[int]:
+    """From `start` down to `end`, by halves if that takes few stages, else by a larger factor."""
+    rungs = min(STAGES - 1, max(1, round(np.log2(start / end))))
+    widths = [round(start * (end / start) ** (i / rungs)) for i in range(rungs + 1)]
+    return sorted({*widths}, reverse=True)

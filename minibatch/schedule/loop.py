@@ -1,0 +1,74 @@
+"""A loop whose lanes stop at different times, as every schedule takes it: what a step does to lanes of which some are live."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from minibatch import _jax
+from minibatch._batched import Array, Axis, Batched, lanes, together
+from minibatch._interpreter import batch_jaxpr
+from minibatch.schedule.borrow import borrow, choose, may_not_end, reads
+from minibatch.schedule.live import taking_part
+
+
+class Loop(NamedTuple):
+    """while pred(c): c = f(c).
+
+    `changes` says of each carry whether a step changes it. Those that it does, the *state*, have their lanes in front; those
+    that it hands through are consts like the others, in this order: those of the predicate, those of f, those carries. `bdims`
+    says where each const has its lanes. A predicate [*p] is that of lanes mapped before, by JAX: each of its elements stops by
+    itself, and p begins the shape of every carry.
+    """
+
+    cond: Any
+    body: Any
+    counts: tuple[int, int]
+    changes: tuple[bool, ...]
+    bdims: tuple[int | None, ...]
+
+    @property
+    def key(self) -> Hashable:
+        """What tells this loop from others of the same body."""
+        return self._replace(body=None)
+
+    def live(self, axis: Axis, consts: Sequence[Any], state: Sequence[Any]) -> Array:
+        """[B, *p]: which lanes go on."""
+        of_cond, _, carry = self._given(consts, state)
+        return lanes(axis, *batch_jaxpr(axis, self.cond, [*of_cond, *carry]))
+
+    def step(self, axis: Axis, consts: Sequence[Any], live: Array, state: Sequence[Any]) -> tuple[Array, list]:
+        """c = where(live, f(c), c); live &= pred(c). A lane that has stopped is never changed."""
+        _, of_body, carry = self._given(consts, state)
+        given = [*of_body, *carry]
+        if (may_not_end(self.body) or _jax.watches_nans()) and not _jax.lanes_meet(self.body, axis.name):
+            given = borrow(axis, jnp.any(live, axis=range(1, live.ndim)), given, reads(self.body))
+        aval = _jax.open_jaxpr(self.cond).outvars[0].aval
+        outs = batch_jaxpr(axis, *taking_part(axis, self.body, live, aval, given))
+        new = [x for x, change in zip(outs, self.changes, strict=True) if change]
+        state = [choose(live, x, lanes(axis, y)) for x, y in zip(state, new, strict=True)]
+        of_cond, _, carry = self._given(consts, state)
+        goes_on = batch_jaxpr(axis, *taking_part(axis, self.cond, live, aval, [*of_cond, *carry]))
+        return lax.bitwise_and(live, lanes(axis, *goes_on)), state
+
+    def carry(self, kept: Sequence[Any], state: Sequence[Any]) -> list:
+        """All carries, of those handed through and the state."""
+        rest, changed = iter(kept), iter(state)
+        return [Batched(next(changed), 0) if change else next(rest) for change in self.changes]
+
+    def _given(self, consts: Sequence[Any], state: Sequence[Any]) -> tuple[list, list, list]:
+        own, both = self.counts[0], sum(self.counts)
+        operands = together(consts, self.bdims)
+        return operands[:own], operands[own:both], self.carry(operands[both:], state)
+
+
+def count(live: Array) -> Array:
+    """How many are. Added up as bytes first, down columns, which XLA makes the quickest code of."""
+    rows = 128
+    live = live.reshape(-1)
+    live = jnp.pad(live, (0, -live.size % rows)).reshape(rows, -1)
+    return jnp.sum(jnp.sum(live, 0, dtype=np.uint8), dtype=np.int32)
