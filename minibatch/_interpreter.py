@@ -83,7 +83,7 @@ def _left_to_the_compiler(axis: Axis, eqn: Any, found: _registry.Rule, args: Seq
 
 def _last_uses(jaxpr: Any) -> list[tuple[Any, list]]:
     """Each equation with the variables that nothing after it reads: none where a derivative rule may have captured them."""
-    if any(eqn.primitive.name in CAPTURING for eqn in jaxpr.eqns):
+    if _captures(jaxpr):
         return [(eqn, []) for eqn in jaxpr.eqns]
     alive = {atom for atom in jaxpr.outvars if not isinstance(atom, _jax.Literal)}
     uses = []
@@ -100,6 +100,14 @@ def _last_uses(jaxpr: Any) -> list[tuple[Any, list]]:
 # mapped function, what they find is a tracer of a trace that has ended: it stands for a variable of the jaxpr walked.
 
 CAPTURING = frozenset({"custom_jvp_call", "custom_vjp_call"})
+
+
+def _captures(jaxpr: Any) -> bool:
+    """Whether `jaxpr` holds a derivative rule, at any depth."""
+    if any(eqn.primitive.name in CAPTURING for eqn in jaxpr.eqns):
+        return True
+    inner = (inner for eqn in jaxpr.eqns for inner in _jax.inner_jaxprs(eqn))
+    return any(_remembered(jaxpr, "captures", functools.partial(_captures, jaxpr)) for jaxpr in map(_jax.open_jaxpr, inner))
 
 
 class _Walks(threading.local):
@@ -133,7 +141,10 @@ _kept: weakref.WeakKeyDictionary[Any, dict] = weakref.WeakKeyDictionary()
 
 
 def remembered(jaxpr: Any, key: Hashable, make: Callable[[], Any]) -> Any:
-    """What `make` makes of `jaxpr`, made once for each `key` and kept for as long as `jaxpr` is."""
+    """What `make` makes of `jaxpr`, made once for each `key` and kept for as long as `jaxpr` is.
+
+    What holds values of a trace under way, which a derivative rule inside captured, is not kept.
+    """
     return _watched.by.remembered(jaxpr, key, make) if _watched.by else _remembered(jaxpr, key, make)
 
 
@@ -149,9 +160,12 @@ def _recalled(jaxpr: Any, key: Hashable) -> Any:
 def _remembered(jaxpr: Any, key: Hashable, make: Callable[[], Any]) -> Any:
     memo = _kept.setdefault(jaxpr, {})
     key = (key, _registry.context())
-    if key not in memo:
-        memo[key] = make()
-    return memo[key]
+    if key in memo:
+        return memo[key]
+    made = make()
+    if not _jax.has_traced_consts([made]):
+        memo[key] = made
+    return made
 
 
 def batch_closed(axis: Axis, jaxpr: Any, bdims: Sequence[int | None], force: Sequence[bool] = ()) -> tuple[Any, tuple]:

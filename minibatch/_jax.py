@@ -7,6 +7,7 @@ import functools
 import gc
 import importlib
 import inspect
+import itertools
 import operator
 import sys
 import threading
@@ -103,6 +104,7 @@ __all__ = [
     "failed_check",
     "has_cotangent",
     "has_third_party_rule",
+    "has_traced_consts",
     "hide",
     "hoisted",
     "inner_jaxprs",
@@ -159,7 +161,7 @@ __all__ = [
     "zero_of_lane",
     "zero_of_lanes",
     "zeros",
-]  # fmt: skip
+]
 
 _xla: Any = importlib.import_module("jaxlib._jax")
 
@@ -342,6 +344,8 @@ def rebind_as(avals: Sequence[Any], eqn: Any, /, *operands: Any, **changed: Any)
 
 def _rebind(eqn: Any, operands: Sequence[Any], changed: dict[str, Any], avals: Sequence[Any]) -> list:
     primitive, params = eqn.primitive, {**eqn.params, **changed} if changed else eqn.params
+    if changed and primitive.name in CONSTS_AS_OPERANDS and has_traced_consts(changed.values()):
+        operands, params = CONSTS_AS_OPERANDS[primitive.name](operands, params)
     if is_staging() and _stages(primitive, params, avals):
         return _stage(primitive, operands, params, avals)
     if _config._check_vma.value and (primitive.name.startswith(REDUCERS) or not any(_core.jaxprs_in_params(params))):
@@ -614,6 +618,57 @@ def dtype_of(x: Any) -> Any:
     """The dtype of `x` if it is an array of numbers, else None: of references, keys and tokens too."""
     aval = jax.typeof(x) if valid_jaxtype(x) else None
     return aval.dtype if isinstance(aval, _core.ShapedArray) and jnp.issubdtype(aval.dtype, np.generic) else None
+
+
+def has_traced_consts(params: Iterable[Any]) -> bool:
+    """Whether a jaxpr among `params` holds values of a trace under way: what a derivative rule in it captured around it."""
+    jaxprs = (x for param in params for x in (param if type(param) is tuple else (param,)))
+    return any(map(is_tracer, itertools.chain.from_iterable(map(consts_of, jaxprs))))
+
+
+def _jit_with_consts(operands: Sequence[Any], params: dict[str, Any]) -> tuple[list, dict]:
+    consts, jaxpr = hoisted(params["jaxpr"])
+    return [*consts, *operands], {**params, **_jit_params(params, len(consts)), "jaxpr": jaxpr}
+
+
+def _scan_with_consts(operands: Sequence[Any], params: dict[str, Any]) -> tuple[list, dict]:
+    consts, jaxpr = hoisted(params["jaxpr"])
+    count = scan_counts(params)[0] + len(consts)
+    if "num_consts" in params:
+        counts = {"num_consts": count}
+    else:
+        flat = importlib.import_module("jax._src.flattree")
+        counts = {"ft_in": flat.pack((flat.nones(count), *params["ft_in"].unpack()[1:]))}
+    return [*consts, *operands], {**params, **counts, "jaxpr": jaxpr}
+
+
+def _while_with_consts(operands: Sequence[Any], params: dict[str, Any]) -> tuple[list, dict]:
+    (in_cond, cond), (in_body, body) = hoisted(params["cond_jaxpr"]), hoisted(params["body_jaxpr"])
+    of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
+    counts = {"cond_nconsts": of_cond + len(in_cond), "body_nconsts": of_body + len(in_body)}
+    operands = [*in_cond, *operands[:of_cond], *in_body, *operands[of_cond:]]
+    return operands, {**params, **counts, "cond_jaxpr": cond, "body_jaxpr": body}
+
+
+def _cond_with_consts(operands: Sequence[Any], params: dict[str, Any]) -> tuple[list, dict]:
+    every = [consts_of(branch) for branch in params["branches"]]
+    consts, fresh = [c for consts in every for c in consts], gensym()
+    branches = []
+    for branch, own in zip(params["branches"], every, strict=True):
+        bare = open_jaxpr(branch)
+        inputs = [v for cs in every for v in (bare.constvars if cs is own else [fresh(jax.typeof(c)) for c in cs])]
+        info = bare.debug_info.with_unknown_names()
+        branches.append(closed(bare.replace(constvars=[], invars=[*inputs, *bare.invars], debug_info=info)))
+    return [operands[0], *consts, *operands[1:]], {**params, "branches": tuple(branches)}
+
+
+CONSTS_AS_OPERANDS = {
+    "cond": _cond_with_consts,
+    "jit": _jit_with_consts,
+    "scan": _scan_with_consts,
+    "while": _while_with_consts,
+}
+"""Primitives whose jaxprs may not hold traced values: how each takes them as operands instead."""
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
@@ -896,13 +951,17 @@ def new_var(const: Any) -> Var:
 
 def with_leading_operands(eqn: Any, variables: Sequence[Var], jaxpr: Any) -> Any:
     """A jit equation of `jaxpr`, which takes `variables` before the operands that it has."""
-    params = eqn.params
-    grown = {
-        "in_shardings": (UNSPECIFIED,) * len(variables) + params["in_shardings"],
-        "in_layouts": (None,) * len(variables) + params["in_layouts"],
-        "donated_invars": (False,) * len(variables) + params["donated_invars"],
+    params = {**eqn.params, **_jit_params(eqn.params, len(variables)), "jaxpr": jaxpr}
+    return eqn.replace(invars=[*variables, *eqn.invars], params=params)
+
+
+def _jit_params(params: dict[str, Any], count: int) -> dict[str, tuple]:
+    """Those of a jit's params that speak of each operand, where there are so many more before the others."""
+    return {
+        "in_shardings": (UNSPECIFIED,) * count + params["in_shardings"],
+        "in_layouts": (None,) * count + params["in_layouts"],
+        "donated_invars": (False,) * count + params["donated_invars"],
     }
-    return eqn.replace(invars=[*variables, *eqn.invars], params={**params, **grown, "jaxpr": jaxpr})
 
 
 def with_leading_inputs(jaxpr: Any, variables: Sequence[Var], eqns: Sequence[Any]) -> Any:

@@ -341,6 +341,41 @@ def test_rule_may_close_over_an_argument_of_the_mapped_function(mode: str, order
         np.testing.assert_allclose(jax.grad(lambda k: vmap(closing(mode), axes)(x, k).sum())(k), jnp.zeros_like(k))
 
 
+def closing_over(y: Any, mode: str) -> Callable:
+    """w * y with a derivative that is deliberately 3 cos(y), which needs y in the rule alone."""
+    slope = jnp.cos(y)
+    if mode == "custom_jvp":
+        f = jax.custom_jvp(lambda w: w * y)
+        f.defjvp(lambda primals, tangents: (f(*primals), 3 * tangents[0] * slope))
+    else:
+        f = jax.custom_vjp(lambda w: w * y)
+        f.defvjp(lambda w: (f(w), None), lambda _, ct: (3 * ct * slope,))
+    return f
+
+
+WITHIN = {
+    "jit": lambda f, x: jax.jit(f)(x),
+    "jit in jit": lambda f, x: jax.jit(lambda x: jax.jit(f)(x))(x),
+    "scan": lambda f, x: lax.scan(lambda c, _: (f(c), None), x, None, length=1)[0],
+    "loop": lambda f, x: lax.fori_loop(0, 1, lambda _, c: f(c), x),
+    "while": lambda f, x: lax.while_loop(lambda c: c[0] < 1, lambda c: (c[0] + 1, f(c[1])), (0, x))[1],
+    "branch": lambda f, x: lax.cond(True, f, jnp.sin, x),
+    "branches that differ": lambda f, x: lax.cond(x > 9, jnp.sin, f, x),
+    "checkpoint": lambda f, x: jax.checkpoint(f)(x),
+}
+
+
+@pytest.mark.parametrize("within", WITHIN)
+@pytest.mark.parametrize("mode", ["custom_jvp", "custom_vjp"])
+def test_rule_may_close_over_a_value_around_the_loop_or_call_it_is_in(mode: str, within: str) -> None:
+    mapped = vmap(lambda x, y: WITHIN[within](closing_over(y, mode), x))
+    for call in (mapped, jax.jit(mapped)):
+        np.testing.assert_allclose(call(X, K), X * K, rtol=1e-6)
+    if within != "while":
+        slopes = jax.grad(lambda x: mapped(x, K).sum())(X)
+        np.testing.assert_allclose(slopes, 3 * jnp.cos(K), rtol=1e-5)
+
+
 def test_backward_rule_that_weighs_lanes_gets_each_cotangent_by_itself() -> None:
     f = jax.custom_vjp(lambda x, k: (jnp.sin(x), jnp.int32(2)))  # lanes share both outputs, but not the first's derivative
     f.defvjp(lambda x, k: (f(x, k), k), lambda k, cts: (7 * k * cts[0], None))
