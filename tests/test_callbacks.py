@@ -203,13 +203,13 @@ def failing(x: Any) -> Any:
 
 def test_check_reports_the_first_lane_that_fails() -> None:
     error, _ = checkify.checkify(minibatch.vmap(failing))(jnp.asarray([1.0, -2.5, 3.0, -4.0]))
-    assert error.get().startswith("at mapped index 1: lane value -2.5 is not positive")
+    assert error.get().startswith("lane value -2.5 is not positive (at mapped index 1)")
     error, _ = checkify.checkify(minibatch.vmap(failing))(jnp.asarray([1.0, 12.0]))
     assert "lane value 12.0 is too large" in error.get()
     error, _ = checkify.checkify(minibatch.vmap(failing))(jnp.asarray([1.0, 2.0]))
     assert error.get() is None
     error, _ = checkify.checkify(minibatch.vmap(minibatch.vmap(failing)))(jnp.asarray([[1.0, 2.0], [3.0, -4.0]]))
-    assert error.get().startswith("at mapped index 1: at mapped index 1: lane value -4.0 is not positive")
+    assert error.get().startswith("lane value -4.0 is not positive (at mapped index 1) (at mapped index 1)")
 
 
 @pytest.mark.parametrize("errors", [checkify.user_checks, checkify.all_checks], ids=["user", "all"])
@@ -229,7 +229,8 @@ def test_check_fails_only_for_lanes_that_come_there(place: str, errors: Any) -> 
     good = jnp.asarray([-3.0, 2.0])
     for checked in (checkify.checkify(mapped, errors), minibatch.vmap(checkify.checkify(f, errors))):
         assert checked(good)[0].get() is None
-        assert checked(bad)[0].get().startswith("at mapped index 1: 3.0 of ")
+        said = checked(bad)[0].get()
+        assert "3.0 of " in said and "at mapped index 1" in said
 
 
 def test_errors_of_a_checked_function_are_one_for_each_lane() -> None:

@@ -103,7 +103,7 @@ def check(axis: Axis, eqn: Any, *operands: Any) -> list:
     text, args, kwargs = said
     name = f"mapped_index_{sum(key.startswith('mapped_index_') for key in kwargs)}"
     tell = checkify.debug_check if eqn.params["debug"] else checkify.check
-    tell(lax.bitwise_not(values[0]), f"at mapped index {{{name}}}: {text}", *args, **{name: lane}, **kwargs)
+    tell(lax.bitwise_not(values[0]), f"{text} (at mapped index {{{name}}})", *args, **{name: lane}, **kwargs)
     return []
 
 
