@@ -93,9 +93,7 @@ class Vmapped(Generic[P, R]):
         try:
             closure = taken_apart(self._fun)
             leaves, in_tree = _flatten(args, kwargs)
-            axes = self._axes_by_tree.get(in_tree)
-            if axes is None:
-                axes = self._axes_of(args, kwargs, leaves, in_tree)
+            axes = self._axes_of(args, kwargs, leaves, in_tree)
             bind = functools.partial(self._bind, args, kwargs)
             program, known = self._programs.find(closure, self._key, in_tree, axes, leaves, bind)
             self._called = True
@@ -229,6 +227,9 @@ class Vmapped(Generic[P, R]):
 
     def _axes_of(self, args: tuple, kwargs: dict, leaves: list, in_tree: Any) -> tuple[int | None, ...]:
         """The axis for each leaf, as the user counts it; remembered by structure unless leaves were asked."""
+        known = self._axes_by_tree.get(in_tree)
+        if known is not None:
+            return known
         specs, by_name = _axes.for_arguments(self._fun, self._in_axes, args, kwargs)
         axes: list[int | None] = []
         for i, (spec, arg) in enumerate(zip(specs, args, strict=True)):

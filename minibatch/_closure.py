@@ -34,6 +34,10 @@ class Closure(NamedTuple):
     def __name__(self) -> str:
         return name_of(self.fun)
 
+    @property
+    def __wrapped__(self) -> Callable:  # by which JAX finds the line
+        return self.fun
+
     def __call__(self, arrays: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         """Call the function with these arrays in the place of its own.
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
+import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,11 +19,11 @@ from minibatch import _axes, _errors, _jax
 from minibatch._batched import Axis, Batched, apart, is_batched, lanes
 from minibatch._captured import Captured, changed
 from minibatch._closure import Closure
-from minibatch._hoist import hoist
+from minibatch._hoist import hoist, with_numbers
 from minibatch._interpreter import batch_jaxpr
 from minibatch._keys import Latest, leaf_keys, static_key
 from minibatch._registry import context
-from minibatch._structure import structure
+from minibatch._structure import is_number, structure
 from minibatch._trace import Call, Computed, Given, Returned, Traced, parts, trace
 
 
@@ -47,14 +49,17 @@ class Program:
 
     @functools.cached_property
     def compiled(self) -> Callable:
-        """`batched`, compiled by XLA once for all programs of the same structure."""
-        return compiled(self.batched)
+        """`batched`, compiled by XLA once for all programs of the same structure. What it takes beside is in `consts`."""
+        found, numbers = compiled(self.batched)
+        self.consts = [*numbers, *self.consts]
+        return found
 
     def __call__(self, leaves: list) -> Any:
         """Run compiled; equation by equation if there is none, `fun` captured a tracer, or only Python can have its effects."""
         if not self._compiles:
             return self.emit(leaves)
-        return self._assemble(leaves, self.compiled(self.consts, self._arrays(leaves)))
+        compiled = self.compiled
+        return self._assemble(leaves, compiled(self.consts, self._arrays(leaves)))
 
     def with_entry(self, leaves: list, held: int) -> tuple[Any, Any, bool]:
         """As a call; with what a dispatcher is to remember of it, if it tells all that the program depends on.
@@ -65,7 +70,8 @@ class Program:
         if not (self._compiles and self._gives_all and all(map(_jax.is_told, static))) or Captured(*static).checks:
             return self(leaves), None, False
         _jax.learn_nodes(leaves)
-        return *_jax.run_with_entry(self.compiled, self.consts, self._arrays(leaves), held, self.out_tree), False
+        compiled, self.consts = self.compiled, list(map(_jax.as_argument, self.consts))
+        return *_jax.run_with_entry(compiled, self.consts, self._arrays(leaves), held, self.out_tree), False
 
     def emit(self, leaves: list) -> Any:
         """Run equation by equation, into whatever trace is under way."""
@@ -135,10 +141,16 @@ class BatchedFunction:
         """The outputs with their lanes where asked."""
         return [place(self.axis, out, *spec) for out, spec in zip(outs, self.specs, strict=True)]
 
-    @functools.cached_property
-    def key(self) -> Hashable:
-        """What the compiled program depends on."""
-        return structure(self.jaxpr), self.axis, self.axes, self.specs, context()
+    def key(self) -> tuple[Hashable, list]:
+        """What the compiled program depends on, but for the numbers in it; and those."""
+        numbers: list = []
+        return (structure(self.jaxpr, numbers), self.axis, self.axes, self.specs, context()), numbers
+
+    def taking(self, which: Collection[int]) -> BatchedFunction:
+        """The same function with these of its numbers as first consts."""
+        other = copy.copy(self)
+        other.jaxpr = with_numbers(self.jaxpr, which, is_number)
+        return other
 
 
 def place(axis: Axis, out: Any, spec: Any, path: str) -> Any:
@@ -264,13 +276,41 @@ NEEDS_CONCRETE = object()  # stands for a call whose shared leaves are needed co
 _compiled = Latest(capacity=1024)
 
 
-def compiled(batched: BatchedFunction) -> Callable:
-    """`batched` under jax.jit: the one of an equal `batched` from before if there is one."""
-    found = _compiled.get(batched.key)
-    if found is None:
-        found = jax.jit(batched)
-        _compiled.put(batched.key, found)
-    return found
+def compiled(batched: BatchedFunction) -> tuple[Callable, list]:
+    """`batched` under jax.jit, and numbers to pass before its consts: the one of an equal `batched` if there was one."""
+    key, numbers = batched.key()
+    alike = _compiled.get(key)
+    if alike is None:
+        _compiled.put(key, alike := Alike(numbers))
+    return alike.compiled(batched, numbers)
+
+
+class Alike:
+    """Compiled programs that differ in numbers alone. The first has its own built in, and serves for those; the next takes
+    those that have been seen to differ as arguments, so that the third is not compiled."""
+
+    def __init__(self, numbers: list) -> None:
+        self._numbers = [_bits(x) for x in numbers]
+        self._which: tuple[int, ...] = ()
+        self._first: Callable | None = None
+        self._other: Callable | None = None
+        self._lock = threading.Lock()
+
+    def compiled(self, batched: BatchedFunction, numbers: list) -> tuple[Callable, list]:
+        """A program that does for `batched` with these numbers, and those of them that it takes."""
+        differing = {i for i, (x, old) in enumerate(zip(numbers, self._numbers, strict=True)) if _bits(x) != old}
+        with self._lock:
+            if not differing:
+                self._first = self._first or jax.jit(batched)
+                return self._first, []
+            if self._other is None or not differing <= set(self._which):
+                self._which = tuple(sorted(differing.union(self._which)))
+                self._other = jax.jit(batched.taking(self._which))
+            return self._other, [_jax.number(numbers[i]) for i in self._which]
+
+
+def _bits(x: Any) -> bytes:
+    return np.asarray(x.val).tobytes()
 
 
 def clear_caches() -> None:

@@ -1,8 +1,10 @@
-"""Consts of inner jaxprs as arguments of the outermost: what an inner `jax.jit` captured is no constant of the program."""
+"""Constants as arguments: what an inner `jax.jit` captured, and numbers that are others every time."""
 
 from __future__ import annotations
 
+import itertools
 import weakref
+from collections.abc import Callable, Collection
 from typing import Any
 
 from minibatch import _jax
@@ -33,3 +35,22 @@ def _hoist(jaxpr: Any) -> tuple[list, Any]:
     if inner_consts:
         jaxpr = _jax.with_leading_inputs(jaxpr, variables, eqns)
     return [*inner_consts, *consts], jaxpr
+
+
+def with_numbers(jaxpr: Any, which: Collection[int], is_number: Callable[[Any], bool]) -> Any:
+    """The closed `jaxpr`, without consts, with those of its numbers in `which` as first arguments, in order.
+
+    They are counted as they come in the operands of its equations, and then among its outputs.
+    """
+    bare = _jax.open_jaxpr(jaxpr)
+    count, variables = itertools.count(), []
+
+    def atom(x: Any) -> Any:
+        if not is_number(x) or next(count) not in which:
+            return x
+        variables.append(_jax.new_var_of(x.aval))
+        return variables[-1]
+
+    eqns = [eqn.replace(invars=list(map(atom, eqn.invars))) for eqn in bare.eqns]
+    outvars = list(map(atom, bare.outvars))
+    return _jax.with_leading_inputs(_jax.closed(bare.replace(outvars=outvars)), variables, eqns)

@@ -949,6 +949,17 @@ def new_var(const: Any) -> Var:
     return gensym()(jax.typeof(const))
 
 
+def new_var_of(aval: Any) -> Var:
+    """A variable for values of this aval."""
+    return gensym()(aval)
+
+
+def number(literal: Any) -> Any:
+    """The value of a scalar literal, of the same aval as an argument."""
+    value = np.asarray(literal.val).astype(literal.aval.dtype)
+    return value.item() if literal.aval.weak_type else value[()]
+
+
 def with_leading_operands(eqn: Any, variables: Sequence[Var], jaxpr: Any) -> Any:
     """A jit equation of `jaxpr`, which takes `variables` before the operands that it has."""
     params = {**eqn.params, **_jit_params(eqn.params, len(variables)), "jaxpr": jaxpr}

@@ -15,17 +15,22 @@ DERIVATIVE_PARAMS = frozenset({"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_t
 DERIVATIVE_PRIMITIVES = frozenset({"custom_jvp_call", "custom_vjp_call"})
 
 
-def structure(jaxpr: Any) -> Hashable:
-    """A key that is equal for two jaxprs if they compute the same, given their consts.
+def structure(jaxpr: Any, literals: list | None = None) -> Hashable:
+    """A key that is equal for two jaxprs if they compute the same, given their consts and `literals`.
 
     Variables are known by the order in which they are bound, literals by their bits; consts count only in inner jaxprs,
-    where they are known by identity.
+    where they are known by identity. Where `literals` is a list, the scalar ones of `jaxpr` itself are put there instead.
     """
     jaxpr = _jax.open_jaxpr(jaxpr)
     numbers: dict[Any, int] = {}
 
     def atom(x: Any) -> Hashable:
-        return _literal(x) if isinstance(x, _jax.Literal) else numbers[x]
+        if not isinstance(x, _jax.Literal):
+            return numbers[x]
+        if literals is None or not is_number(x):
+            return _literal(x)
+        literals.append(x)
+        return x.aval
 
     def bind(variables: Any) -> tuple:
         for v in variables:
@@ -44,6 +49,11 @@ def _literal(x: Any) -> Hashable:
     return x.aval, np.asarray(x.val).tobytes()
 
 
+def is_number(x: Any) -> bool:
+    """Whether an atom is a literal scalar that could as well be an argument of the program."""
+    return isinstance(x, _jax.Literal) and np.ndim(x.val) == 0 and x.aval.dtype.kind in "fiub"
+
+
 def _params(eqn: Any) -> Hashable:
     ignored = DERIVATIVE_PARAMS if eqn.primitive.name in DERIVATIVE_PRIMITIVES else ()
     return tuple((name, _param(value)) for name, value in eqn.params.items() if name not in ignored)
@@ -56,7 +66,9 @@ def _param(x: Any) -> Hashable:
         return type(x), tuple(map(_param, x))
     if isinstance(x, dict):
         return tuple((key, _param(value)) for key, value in x.items())
-    if isinstance(x, (int, float, complex, str, bool, type(None))):
+    if isinstance(x, (int, str, bool, type(None))):
+        return type(x), x
+    if isinstance(x, (float, complex)):
         return type(x), repr(x)
     try:
         hash(x)

@@ -274,12 +274,22 @@ def test_a_mapped_function_and_its_captives_can_be_freed():
     assert alive() is None
 
 
-def test_a_fresh_function_is_not_compiled_again():
+@pytest.fixture
+def compiled():
+    """What XLA compiled since."""
+    events = []
+
+    def listen(event, duration, **_):
+        if event.endswith("backend_compile_duration"):
+            events.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield events
+    jax.monitoring.clear_event_listeners()
+
+
+def test_a_fresh_function_is_not_compiled_again(compiled):
     w = jnp.ones(4)
-    compiled = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, duration, **_: compiled.append(event) if event.endswith("backend_compile_duration") else None
-    )
 
     def fresh(step):
         return vmap(lambda x: jax.nn.relu(x * w) * step)
@@ -288,8 +298,33 @@ def test_a_fresh_function_is_not_compiled_again():
         np.testing.assert_allclose(fresh(jnp.float32(step))(X), X * step)
         if step == 0:
             compiled.clear()
-    jax.monitoring.clear_event_listeners()
     assert not compiled
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.float16])
+def test_a_number_that_is_another_every_time_is_not_compiled_again(compiled, dtype):
+    x = X.astype(dtype)
+    shared = lambda x, n: jax.nn.relu(x * 2) * n + jnp.arange(4) * (n + 1)
+    f, theirs = vmap(shared, (0, None)), jax.vmap(shared, (0, None))
+    for make in (float, int):
+        fresh = lambda n: lambda x: (jnp.tanh(x * 1.0) * n - n, x + n, jnp.where(x > 0, n, x))
+        for k in range(5):
+            n = make(k + 2)
+            wanted = theirs(x, n), jax.vmap(fresh(n))(x)
+            before = len(compiled)
+            found = f(x, n), vmap(fresh(n))(x)
+            assert len(compiled) == before or k < 2
+            for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+                assert (a.dtype, a.weak_type) == (b.dtype, b.weak_type)
+                np.testing.assert_allclose(a, b, *((1e-2, 1e-2) if dtype == np.float16 else (1e-6, 1e-6)))
+
+
+def test_numbers_that_differ_take_turns():
+    fun = lambda x, n: x * n + 1.0 / n
+    f = vmap(fun, (0, None))
+    for n in (1.0, 2.0, 3.0, 1.0, 2.0, 4.0, 1.0):
+        for _ in range(3):
+            np.testing.assert_allclose(f(X, n), X * n + 1 / n, rtol=1e-6)
 
 
 def test_an_array_set_anew_is_another_argument():
