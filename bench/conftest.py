@@ -27,35 +27,51 @@ def workload(request: pytest.FixtureRequest) -> Workload:
 
 
 @pytest.fixture
-def beside(benchmark: Any, workload: Workload, request: pytest.FixtureRequest) -> Callable:
+def beside(benchmark: Any, request: pytest.FixtureRequest) -> Callable:
     """Measure one callable beside others, by turns, so that the machine's noise meets all of them alike."""
 
-    def measure(quantity: str, sides: dict[str, Callable], budget: float = 2.0) -> None:
+    def measure(quantity: str, name: str, sides: dict[str, Callable], budget: float = 2.0, repeat: int = 1) -> None:
+        """`repeat`: how often each is called in a turn; what is reported is one call."""
         times: dict[str, list[float]] = {name: [] for name in sides}
         order = deque(sides.items())
 
         def turns() -> None:
             order.rotate()  # nobody is always the one that comes after the slow one
-            for name, call in order:
+            for side, call in order:
                 start = time.perf_counter()
-                call()
-                times[name].append(time.perf_counter() - start)
+                for _ in range(repeat):
+                    call()
+                times[side].append((time.perf_counter() - start) / repeat)
 
         benchmark.group = quantity
         if benchmark.disabled:
             return benchmark.pedantic(sides["minibatch"], setup=turns)
-        once = sum(map(_second_call, sides.values()))
-        benchmark.pedantic(sides["minibatch"], setup=turns, rounds=max(3, min(500, int(budget / once))))
-        medians = {name: statistics.median(taken) for name, taken in times.items()}
-        benchmark.extra_info.update(workload=workload.name, medians=medians)
-        request.config.stash[MEASURED].append(Measured(quantity, workload.name, medians))
+        once = sum(map(_warm_call, sides.values()))
+        benchmark.pedantic(sides["minibatch"], setup=turns, rounds=max(3, min(500, int(budget / once / repeat))))
+        medians = {side: statistics.median(taken) for side, taken in times.items()}
+        benchmark.extra_info.update(workload=name, medians=medians)
+        request.config.stash[MEASURED].append(Measured(quantity, name, medians))
 
     return measure
 
 
-def _second_call(call: Callable) -> float:
-    """Call twice: the first may compile, the second says how long it takes."""
-    call()
+@pytest.fixture
+def recorded(benchmark: Any, request: pytest.FixtureRequest) -> Callable:
+    """Take down what was measured elsewhere, in seconds."""
+
+    def record(quantity: str, name: str, medians: dict[str, float]) -> None:
+        benchmark.group = quantity
+        benchmark.pedantic(lambda: None)
+        benchmark.extra_info.update(workload=name, medians=medians)
+        request.config.stash[MEASURED].append(Measured(quantity, name, medians))
+
+    return record
+
+
+def _warm_call(call: Callable) -> float:
+    """Call a few times, of which the first may trace, compile, and see that it comes again; the last says how long it takes."""
+    for _ in range(4):
+        call()
     start = time.perf_counter()
     call()
     return time.perf_counter() - start

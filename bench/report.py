@@ -9,9 +9,11 @@ import sys
 import tempfile
 from importlib.metadata import version
 
+import jax
 import pytest
 from table import Measured, markdown
 
+QUANTITIES = ("call", "loop", "start", "run", "dispatch", "tracing", "compile")
 HERE = pathlib.Path(__file__).parent
 
 
@@ -41,14 +43,19 @@ def page(results: dict) -> str:
             "Written by `python bench/report.py`. Median times of minibatch, and their ratios to those of `jax.vmap` on the",
             "same program with the same arguments; below 1, minibatch takes less. The sides take turns, in changing order.",
             "",
-            "- *run*: a call on many lanes, compiled before. *dispatch*: the same on one lane.",
+            "- *call*: the same call again and again. *loop*: one turn of a loop that maps a new function, or sees something new,",
+            "  at every turn. *start*: CPU time in a process of its own.",
+            "- *run*: a call on many lanes, compiled before. *dispatch*: the same on one lane, every call after another program's.",
             "- *tracing*: from a function never seen to the batched jaxpr. *compile*: on to compiled code.",
             "- `jit(jax.vmap)`: `jax.vmap` inside `jax.jit`, as a careful user writes it. `jax.vmap`: called as it is.",
+            "",
+            "The same command measures on a GPU, where JAX finds one."
+            f"{'' if jax.default_backend() == 'gpu' else ' No GPU was measured for this table.'}",
             "",
             f"{datetime.date.today()}; {cpu.get('brand_raw', machine['machine'])}, {cpu.get('count')} cores; "
             f"{machine['system']}; Python {machine['python_version']}, {packages}.",
             "",
-            *markdown(sorted(measured, key=lambda one: ("run", "dispatch", "tracing", "compile").index(one.quantity))),
+            *markdown(sorted(measured, key=lambda one: QUANTITIES.index(one.quantity))),
             "",
         ]
     )

@@ -19,7 +19,7 @@ def test_tracing(beside: Callable, workload: Workload) -> None:
     def theirs() -> Any:
         return jax.make_jaxpr(jax.vmap(fresh(workload, jax.vmap), workload.in_axes))(*args)
 
-    beside("tracing", {"minibatch": ours, "jit(jax.vmap)": theirs})
+    beside("tracing", workload.name, {"minibatch": ours, "jit(jax.vmap)": theirs})
 
 
 def test_compile(beside: Callable, workload: Workload) -> None:
@@ -32,7 +32,7 @@ def test_compile(beside: Callable, workload: Workload) -> None:
     def theirs() -> Any:
         return jax.jit(jax.vmap(fresh(workload, jax.vmap), workload.in_axes)).lower(*args).compile()
 
-    beside("compile", {"minibatch": ours, "jit(jax.vmap)": theirs})
+    beside("compile", workload.name, {"minibatch": ours, "jit(jax.vmap)": theirs})
 
 
 def fresh(workload: Workload, vmap: Callable) -> Callable:

@@ -27,4 +27,4 @@ def called(beside: Callable, quantity: str, workload: Workload, lanes: int) -> N
         "jax.vmap": jax.vmap(workload.fun(jax.vmap), workload.in_axes),
     }
     calls = {name: lambda mapped=mapped: jax.block_until_ready(mapped(*args)) for name, mapped in sides.items()}
-    beside(quantity, calls)
+    beside(quantity, workload.name, calls)

@@ -51,7 +51,7 @@ def _literal(x: Any) -> Hashable:
 
 def is_number(x: Any) -> bool:
     """Whether an atom is a literal scalar that could as well be an argument of the program."""
-    return isinstance(x, _jax.Literal) and np.ndim(x.val) == 0 and x.aval.dtype.kind in "fiub"
+    return isinstance(x, _jax.Literal) and np.ndim(x.val) == 0 and np.asarray(x.val).dtype.kind in "fiub"
 
 
 def _params(eqn: Any) -> Hashable:
