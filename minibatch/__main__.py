@@ -43,6 +43,7 @@ def _explain_parser(commands: argparse._SubParsersAction) -> None:
     explain.add_argument("--axis-name", help="as for vmap")
     explain.add_argument("--axis-size", type=int, help="as for vmap")
     explain.add_argument("--memory", default="16GB", help="how much there is, to say how many lanes fit (default: 16GB)")
+    explain.add_argument("--analyze", action="store_true", help="run it too, on arguments from --args-from or at random")
     explain.add_argument("--why", metavar="VALUE", help="why an equation, a line or an output differs by lane, and no more")
     explain.add_argument("--full", action="store_true", help="every equation too")
     explain.add_argument("--html", metavar="FILE", help="the report as a page too, in this file")

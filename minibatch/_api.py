@@ -395,14 +395,17 @@ def explain(
     *,
     divergence: str | Sequence[str] | None = None,
     memory: int | str = "16GB",
+    analyze: bool = False,
 ) -> Callable[..., Any]:
     """What `vmap(fun, ...)` does to a program: which lines get lanes, what each becomes, what it costs, what to mend.
 
-    The function is traced, never run.
+    The function is traced, never run, unless it is to be analyzed.
 
     Args:
       fun, in_axes, out_axes, axis_name, axis_size, spmd_axis_name, divergence: as for `vmap`.
       memory: how many bytes there are (`"8GB"`, `"512MiB"`, a number), to say how many lanes fit.
+      analyze: True to run it too: once to count the steps of each lane in each loop and the lanes in each branch, once to
+        take the time of each line.
 
     Returns:
       A function of the arguments of `fun`, which may be `jax.ShapeDtypeStruct`s, that returns a report. Print it; its
@@ -428,7 +431,9 @@ def explain(
     mapped = vmap(fun, in_axes, out_axes, axis_name, axis_size, spmd_axis_name, divergence=divergence)
 
     def run(mapped: Vmapped, *args: Any, **kwargs: Any) -> Any:
-        return mapped._explain(args, kwargs, {"memory": memory})
+        if analyze:
+            mapped._bind_values("explain(..., analyze=True)", args, kwargs)
+        return mapped._explain(args, kwargs, {"memory": memory, "analyze": analyze})
 
     return functools.partial(_reported(run), mapped)
 

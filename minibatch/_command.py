@@ -69,11 +69,15 @@ def _report(args: argparse.Namespace) -> Any:
         "axis_size": args.axis_size,
     }  # fmt: skip
     options = {key: value for key, value in options.items() if value is not _UNSAID and value is not None}
+    if args.analyze:
+        given = [values(x, i) for i, x in enumerate(given)]
     if isinstance(fun, Vmapped):
+        if args.analyze:
+            raise Unusable(f"{name} is mapped already: --analyze is for the function of one lane")
         if options:
             raise Unusable(f"{name} is mapped already, with axes of its own: leave out --{', --'.join(options)}")
         return fun.explain(*given)
-    return explain(fun, **options, memory=args.memory)(*given)
+    return explain(fun, **options, memory=args.memory, analyze=args.analyze)(*given)
 
 
 def _load(place: str) -> Any:
@@ -133,6 +137,20 @@ def argument(text: str) -> Any:
     shape = tuple(int(d) for d in match[2].split(",") if d.strip())
     dtype = jax.random.key(0).dtype if match[1] == "key" else jnp.dtype(DTYPES.get(match[1], match[1]))
     return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def values(x: Any, number: int) -> Any:
+    """An array in the place of a shape without values: normal numbers, integers from 0 to 9, both truth values, keys."""
+    if not isinstance(x, jax.ShapeDtypeStruct):
+        return x
+    key = jax.random.key(number)
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.split(key, x.shape)
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return jax.random.normal(key, x.shape, x.dtype)
+    if x.dtype == bool:
+        return jax.random.bernoulli(key, 0.5, x.shape)
+    return jax.random.randint(key, x.shape, 0, 10, x.dtype)
 
 
 def _dtypes() -> str:

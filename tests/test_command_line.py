@@ -92,6 +92,11 @@ def test_explain_takes_arguments_from_the_file(tmp_path: pathlib.Path, capsys: p
     assert "mapped is mapped already, with axes of its own: leave out --in_axes" in capsys.readouterr().err
 
 
+def test_explain_analyzes_on_random_arguments(capsys: pytest.CaptureFixture) -> None:
+    assert main(["explain", f"{ATTENTION}:halvings", "f32[8]", "--analyze", "--fail-on", "never"]) == 0
+    assert "run once" in capsys.readouterr().out
+
+
 def test_explain_writes_a_page(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture) -> None:
     assert main([*ATTEND, *AXES, "--html", str(tmp_path / "report.html")]) == 0
     assert "became gather/scatter" in (tmp_path / "report.html").read_text()

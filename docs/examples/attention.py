@@ -18,15 +18,20 @@ def attend_to_some(query, keys, values, mask):
     return weights / weights.sum() @ values
 
 
+def halvings(x):
+    """How often x must be halved to be below one."""
+    return lax.while_loop(lambda s: s[0] >= 1, lambda s: (s[0] / 2, s[1] + 1), (x, 0))[1]
+
+
 def settle(query, keys, values):
     """Attend again and again until nothing changes."""
 
     def moving(state):
         query, before = state
-        return jnp.abs(query - before).max() > 1e-3
+        return jnp.abs(query - before).max() > 1e-4
 
     def step(state):
         query, _ = state
-        return jax.nn.softmax(keys @ query) @ values, query
+        return jax.nn.softmax(keys @ query / query.size) @ values, query
 
     return lax.while_loop(moving, step, (query, query + 1))[0]

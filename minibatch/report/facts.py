@@ -17,7 +17,7 @@ from minibatch._compile import Program
 from minibatch._cost import Cost, alive, eqn_costs, runs
 from minibatch._errors import MissingRuleWarning
 from minibatch._interpreter import Watch, watched
-from minibatch._trace import Call, Computed, parts, trace
+from minibatch._trace import Call, Computed, Traced, parts, trace
 
 BALANCE = 10  # operations in the time that a byte takes: about that of today's processors, with and without "graphics"
 
@@ -39,7 +39,8 @@ class Equation:
     """One equation of the lane's program, and what became of it.
 
     `operands` and `outs` say where each has its lanes (None: shared). `before` is what it costs one lane times the
-    number of lanes, `after` what it costs all of them at once, both without what the equations inside cost.
+    number of lanes, `after` what it costs all of them at once, both without what the equations inside cost; `times` is how
+    often the lanes come to it, all together, with each `while` loop taking one step.
     """
 
     number: int
@@ -48,6 +49,7 @@ class Equation:
     rule: _registry.Rule
     operands: tuple[int | None, ...]
     depth: int = 0
+    times: float = 0.0
     outs: tuple[int | None, ...] = ()
     scopes: list[Scope] = dataclasses.field(default_factory=list)
     emitted: list[Any] = dataclasses.field(default_factory=list)
@@ -97,10 +99,12 @@ class Facts:
 
     `lane` is the program of one lane, `batched` that of all. `arrays` are the inputs, `names` what the user calls them;
     None for what the function captured; `outputs` those that are computed. `edges` is what placing them on their axes
-    costs. `batch` makes the batched program for another number of lanes.
+    costs. `batch` makes the batched program for another number of lanes. `mark` finds in a name stack the marks of the
+    equations that something was made for, `marked` has them by those.
     """
 
     call: Call
+    traced: Traced
     axis: Axis
     lane: Scope
     batched: Any
@@ -109,11 +113,18 @@ class Facts:
     outputs: list[str]
     edges: Cost
     batch: Callable[[int], Any]
+    mark: re.Pattern
+    marked: dict[int, Equation]
 
     @property
     def size(self) -> int:
         """The number of lanes; one where it is not known yet."""
         return self.axis.size if isinstance(self.axis.size, int) else 1
+
+    def owner(self, stack: str, default: Equation | None = None) -> Equation | None:
+        """The equation that what has this name stack was made for: the innermost that is marked in it."""
+        marks = map(int, self.mark.findall(stack))
+        return next((self.marked[number] for number in reversed([*marks]) if number in self.marked), default)
 
     def total(self, which: str = "after") -> Cost:
         """What the program costs one lane times the number of lanes (`before`), or all at once (`after`)."""
@@ -137,12 +148,12 @@ def observe(call: Call, names: Sequence[str]) -> Facts:
     lane = recorder.outermost()
     outputs = [f"output{out.path}" for out in traced.outputs if isinstance(out, Computed) for _ in out.axes]
     named = [*[None] * len(program.consts), *names_of(call, names)]
-    facts = Facts(call, call.axis, lane, batched, arrays, named, outputs, Cost(), batch)
+    facts = Facts(call, traced, call.axis, lane, batched, arrays, named, outputs, Cost(), batch, recorder.mark, {})
     _settle(lane, None, 0)
     _cost_of_lane(lane, float(facts.size), stored=True)
-    kept = {equation.number: equation for equation in lane.all()}
-    facts.edges = _cost_of_all(batched, recorder.mark, kept)
-    for number, equation in enumerate(kept.values(), 1):
+    facts.marked = {equation.number: equation for equation in lane.all()}
+    facts.edges = _cost_of_all(batched, facts.owner)
+    for number, equation in enumerate(facts.marked.values(), 1):
         equation.number = number
     return facts
 
@@ -260,6 +271,7 @@ def _cost_of_lane(scope: Scope, times: float, stored: bool) -> None:
     """Add to each equation what it costs one lane, so many `times`."""
     costs = eqn_costs(scope.jaxpr, stored=stored)
     for equation, cost, lives in zip(scope.equations, costs, alive(scope.jaxpr), strict=True):
+        equation.times += times
         scopes = {id(inner.jaxpr): inner for inner in equation.scopes}
         for run in runs(equation.eqn) or ():
             inner = scopes.pop(id(_jax.open_jaxpr(run.jaxpr)), None)
@@ -269,7 +281,7 @@ def _cost_of_lane(scope: Scope, times: float, stored: bool) -> None:
         equation.before += cost * times
 
 
-def _cost_of_all(batched: Any, mark: re.Pattern, kept: dict[int, Equation]) -> Cost:
+def _cost_of_all(batched: Any, owner_of: Callable[[str, Equation | None], Equation | None]) -> Cost:
     """Add to each equation what it became and what that costs; the cost of what belongs to none is returned."""
     edges = Cost()
 
@@ -277,8 +289,7 @@ def _cost_of_all(batched: Any, mark: re.Pattern, kept: dict[int, Equation]) -> C
         nonlocal edges
         jaxpr = _jax.open_jaxpr(jaxpr)
         for eqn, cost, lives in zip(jaxpr.eqns, eqn_costs(jaxpr, stored=stored), alive(jaxpr), strict=True):
-            marks = map(int, mark.findall(str(eqn.source_info.name_stack)))
-            here = next((kept[number] for number in reversed([*marks]) if number in kept), owner)
+            here = owner_of(str(eqn.source_info.name_stack), owner)
             for run in runs(eqn) or ():
                 walk(run.jaxpr, times * run.times * lives, here, run.stored)
                 cost += run.cost(1.0) * -run.times * lives

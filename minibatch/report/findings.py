@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from minibatch import _jax
 from minibatch._cost import Cost, nbytes
+from minibatch.report.analysis import Analysis
 from minibatch.report.facts import Equation, Facts, Line, work
 from minibatch.report.memory import stored
 
@@ -99,11 +100,12 @@ class Finding:
 
 
 class Found(NamedTuple):
-    """What a detector saw at one equation: the work it adds, and the numbers to tell."""
+    """What a detector saw at one equation: the work it adds, the numbers to tell, and those of a run, if there was one."""
 
     id: str
     extra: float
     numbers: dict[str, float]
+    run: dict[str, float] = {}  # noqa: RUF012 - never changed
 
 
 WORTH_TELLING = {"MB-CP01": 0.005, "MB-GS01": 0.005, "MB-TR01": 0.005}  # the share below which they are noise
@@ -111,23 +113,24 @@ WORTH_TELLING = {"MB-CP01": 0.005, "MB-GS01": 0.005, "MB-TR01": 0.005}  # the sh
 
 class Program(NamedTuple):
     """What detectors look at beside the equation: the batched program, the number of lanes, which variables have a place
-    in memory, and which hold one constant all over.
+    in memory, which hold one constant all over, and what a run showed, if there was one.
     """
 
     batched: Any
     size: int
     stored: set
     uniform: set
+    analysis: Analysis | None
 
 
 Detector = Callable[[Program, Equation], Iterator[Found]]
 
 
-def find(facts: Facts, calls: Sequence[str] = ()) -> list[Finding]:
-    """The findings, most costly first. `calls`: why the mapped function was traced each time after the first."""
+def find(facts: Facts, calls: Sequence[str] = (), analysis: Analysis | None = None) -> list[Finding]:
+    """The findings, most costly first. `calls`: why the mapped function was compiled each time after the first."""
     jaxprs = [*_jaxprs(facts.batched)]
     uniform = {eqn.outvars[0] for jaxpr in jaxprs for eqn in jaxpr.eqns if _fills(eqn)}
-    program = Program(facts.batched, facts.size, set().union(*map(stored, jaxprs)), uniform)
+    program = Program(facts.batched, facts.size, set().union(*map(stored, jaxprs)), uniform, analysis)
     together: dict[tuple[str, Line | None], list[tuple[Equation | None, Found]]] = {}
     for equation in facts.lane.all():
         for detector in DETECTORS:
@@ -148,7 +151,8 @@ def find(facts: Facts, calls: Sequence[str] = ()) -> list[Finding]:
 def _finding(id: str, line: Line | None, seen: list[tuple[Equation | None, Found]], total: float, size: int) -> Finding:
     extra = sum(found.extra for _, found in seen)
     numbers = {key: sum(found.numbers[key] for _, found in seen) for key in seen[0][1].numbers}
-    numbers = {**numbers, "lanes": size, "places": len(seen)}
+    run = max((found for _, found in seen), key=lambda found: found.extra).run
+    numbers = {**numbers, **run, "lanes": size, "places": len(seen)}
     share = min(extra / total, 1.0)
     equations = tuple(equation.number for equation, _ in seen if equation)
     return Finding(id, _severity(id, share), line, WORDS[id](numbers), extra, share, equations, numbers)
@@ -181,14 +185,25 @@ def _per_place(numbers: dict[str, float], words: str) -> str:
     return words if places == 1 else f"{words} (in {places} equations)"
 
 
+def _steps(n: dict[str, float]) -> str:
+    if "useful" not in n:
+        return ""
+    return f"; min {n['min']}, mean {n['mean']:.3g}, max {n['max']} steps, so that {100 * n['useful']:.0f} % are of use"
+
+
+def _taken(n: dict[str, float]) -> str:
+    taken = [count(n[key]) for key in n if key.startswith("branch ")]
+    return f"; taken by {' and '.join(taken)} lanes" if taken else ""
+
+
 WORDS: dict[str, Callable[[dict[str, float]], str]] = {
     "MB-DV01": lambda n: _per_place(
         n, f"the lanes of this loop stop at different times: all {count(n['lanes'])} step until the last has stopped, "
-        f"{count(n['step'], 'FLOP')} a step"
+        f"{count(n['step'], 'FLOP')} a step{_steps(n)}"
     ),
     "MB-BR01": lambda n: _per_place(
         n, f"the lanes choose differently: {count(n['branches'])} branches run for all {count(n['lanes'])} lanes, "
-        f"{count(n['after'], 'FLOP')} where the dearest alone is {count(n['before'], 'FLOP')}"
+        f"{count(n['after'], 'FLOP')} where the dearest alone is {count(n['before'], 'FLOP')}{_taken(n)}"
     ),
     "MB-CP01": lambda n: _per_place(
         n, f"what all lanes share is repeated for each of the {count(n['lanes'])}: {count(n['bytes'], 'B')}"
@@ -210,7 +225,12 @@ def diverges(program: Program, e: Equation) -> Iterator[Found]:
     """A while loop whose predicate differs by lane."""
     if e.name == "while" and any(s.outputs == (0,) and _is_predicate(e, s.jaxpr) for s in e.scopes):
         extra = max(work(e.total()) - work(e.total("before")), 0.0)
-        yield Found("MB-DV01", extra + 0.1 * work(e.total()), {"step": e.total().flops})
+        trips = program.analysis and program.analysis.loops.get(e.number)
+        if not trips:  # how many lanes wait for how long is not known
+            yield Found("MB-DV01", extra + 0.1 * work(e.total()), {"step": e.total().flops})
+        elif trips.useful < 1:
+            run = {"min": trips.min, "mean": trips.mean, "max": trips.max, "useful": trips.useful}
+            yield Found("MB-DV01", extra, {"step": e.total().flops / max(trips.max, 1)}, run)
 
 
 def _is_predicate(e: Equation, jaxpr: Any) -> bool:
@@ -222,7 +242,9 @@ def branches(program: Program, e: Equation) -> Iterator[Found]:
     if e.name == "cond" and e.operands[0] is not None and not _turns(program, e):
         before, after = e.total("before"), e.total()
         numbers = {"branches": len(e.eqn.params["branches"]), "before": before.flops, "after": after.flops}
-        yield Found("MB-BR01", max(work(after) - work(before), 0.0), numbers)
+        taken = program.analysis.branches.get(e.number, ()) if program.analysis else ()
+        run = {f"branch {k}": float(lanes) for k, lanes in enumerate(taken)}
+        yield Found("MB-BR01", max(work(after) - work(before), 0.0), numbers, run)
 
 
 def copies(program: Program, e: Equation) -> Iterator[Found]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from minibatch.report.facts import Equation, Facts, Line, work
@@ -22,11 +22,15 @@ LETTERS = {
     "V": "all lanes at once",
     "·": "shared",
 }
+MISJUDGED = 10
 MARKS = {"high": "!", "medium": "~", "low": " "}
 
 
 class LineFacts(NamedTuple):
-    """A line of the user's: its text, its share of all the work, the letter for what became of it, and how a shape changed."""
+    """A line of the user's: its text, its share of all the work, the letter for what became of it, and how a shape changed.
+
+    After a run: how long it took, its share of all that was measured, and whether estimate and time are `MISJUDGED` apart.
+    """
 
     line: Line
     text: str
@@ -35,9 +39,14 @@ class LineFacts(NamedTuple):
     share: float
     change: str
     equations: tuple[int, ...]
+    seconds: float | None
+    measured: float | None
+    misjudged: bool
 
 
-def lines_of(facts: Facts, findings: Sequence[Finding], describe: Callable[[Equation], str]) -> list[LineFacts]:
+def lines_of(
+    facts: Facts, findings: Sequence[Finding], describe: Callable[[Equation], str], times: Mapping[int, float] | None
+) -> list[LineFacts]:
     """The lines that made equations, by file and number. `describe` words how a shape changed."""
     by_line: dict[Line, list[Equation]] = {}
     for equation in facts.lane.all():
@@ -48,18 +57,32 @@ def lines_of(facts: Facts, findings: Sequence[Finding], describe: Callable[[Equa
     for finding in findings:
         if finding.line is not None:
             found.setdefault(finding.line, []).append(finding)
-    return [
-        LineFacts(
+    all_seconds = sum(times.values()) if times else 0.0
+
+    def line_facts(line: Line, made: list[Equation]) -> LineFacts:
+        share = sum(work(e.after) for e in made) / total
+        seconds = sum(times.get(e.number, 0.0) for e in made) if times else None
+        measured = seconds / all_seconds if seconds is not None else None
+        return LineFacts(
             line,
             linecache.getline(line.file, line.number).strip(),
             _letter(made, found.get(line, [])),
             MARKS[max((f.severity for f in found.get(line, [])), key=SEVERITIES.index, default="low")],
-            sum(work(e.after) for e in made) / total,
+            share,
             describe(min(reversed(made), key=lambda e: e.depth)),
             tuple(e.number for e in made),
+            seconds,
+            measured,
+            measured is not None and _far_apart(share, measured),
         )
-        for line, made in sorted(by_line.items())
-    ]
+
+    return [line_facts(line, made) for line, made in sorted(by_line.items())]
+
+
+def _far_apart(share: float, measured: float) -> bool:
+    """Whether the larger is worth a word, and the other less than a tenth of it."""
+    more, less = max(share, measured), min(share, measured)
+    return more >= 0.01 and more >= MISJUDGED * less
 
 
 def _letter(made: Iterable[Equation], found: Iterable[Finding]) -> str:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from minibatch import _errors, _jax
-from minibatch._trace import Call
+from minibatch._trace import Call, trace
 from minibatch.report.facts import Line, names_of
 from minibatch.report.lines import short_names
 from minibatch.report.probe import Place, Probe, Probed
@@ -142,7 +142,7 @@ def _blank(aval: Any) -> Any:
 
 def find(call: Call, names: Sequence[str], everywhere: bool) -> Nonfinite:
     """Run the call and say which lanes turned NaN or infinite. `names`: of each leaf of the arguments."""
-    probed = Probed(call)
+    probed = Probed(*trace(call))
     paths = list(probed.places)
     first = First({path: i for i, path in enumerate(paths)}, probed.loops)
     outs, state = probed.run(first, first.start())

@@ -22,7 +22,7 @@ from minibatch._compile import Program
 from minibatch._cost import words
 from minibatch._interpreter import batch_jaxpr, walk
 from minibatch._jax import rebind
-from minibatch._trace import Call, Returned, trace
+from minibatch._trace import Call, Returned, Traced
 from minibatch.report.facts import Line
 
 Path = tuple[int, ...]  # the positions of an equation and of those around it, each with the number of the jaxpr inside
@@ -90,9 +90,9 @@ def _seen_through(eqn: Any) -> list[Any]:
 class Probed:
     """A call of a mapped function, to be run with probes."""
 
-    def __init__(self, call: Call) -> None:
-        self.call, self.traced = trace(call)
-        program = Program(self.call, self.traced)
+    def __init__(self, call: Call, traced: Traced) -> None:
+        self.call, self.traced = call, traced
+        program = Program(call, traced)
         self.jaxpr, self.axis = program.batched.jaxpr, self.call.axis
         self.arrays = [*program.consts, *self.call.arrays()]
         self.bdims = [*[None] * len(program.consts), *self.call.array_axes()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import html
@@ -14,6 +15,8 @@ from typing import Any
 from minibatch import _errors
 from minibatch._trace import Call
 from minibatch.report import text
+from minibatch.report.analysis import Analysis, count_steps
+from minibatch.report.analysis import analyze as run_and_look
 from minibatch.report.facts import Cost, Equation, Facts, Line, Scope, observe, work
 from minibatch.report.findings import Finding, find
 from minibatch.report.lines import LineFacts, lines_of, short_names
@@ -24,14 +27,17 @@ from minibatch.report.provenance import Provenance, Step
 class Report:
     """What batching did to a program: print it, ask it `why`, or take it as data.
 
-    `findings` are what is worth mending, most costly first; `lines` are the user's own lines, with what each became.
+    `findings` are what is worth mending, most costly first; `lines` are the user's own lines, with what each became;
+    `analysis` is what a run showed, None where there was none.
     """
 
-    def __init__(self, facts: Facts, memory: int, calls: Sequence[str] = ()) -> None:
+    def __init__(self, facts: Facts, memory: int, calls: Sequence[str] = (), analysis: Analysis | None = None) -> None:
         self._facts = facts
         self._memory = memory
-        self.findings: list[Finding] = find(facts, calls)
-        self.lines: list[LineFacts] = lines_of(facts, self.findings, self._change)
+        self.analysis = analysis
+        self.findings: list[Finding] = find(facts, calls, analysis)
+        times = analysis.seconds if analysis else None
+        self.lines: list[LineFacts] = lines_of(facts, self.findings, self._change, times)
         self._names = short_names(e.line.file for e in facts.lane.all() if e.line)
 
     # --- as text ---
@@ -173,10 +179,12 @@ class Report:
             "lines": [
                 {
                     "file": at.line.file, "line": at.line.number, "text": at.text, "letter": at.letter, "share": at.share,
-                    "change": at.change, "equations": list(at.equations),
+                    "change": at.change, "equations": list(at.equations), "seconds": at.seconds, "measured": at.measured,
+                    "misjudged": at.misjudged,
                 }
                 for at in self.lines
             ],
+            "analysis": self.analysis and _run(self.analysis),
             "program": self._scope(facts.lane),
         }  # fmt: skip
 
@@ -239,14 +247,30 @@ class Report:
         return before if before == after else f"{before} -> {after}"
 
 
+def _run(analysis: Analysis) -> dict[str, Any]:
+    seconds = analysis.seconds
+    return {
+        "loops": [{"equation": n, **dataclasses.asdict(trips)} for n, trips in analysis.loops.items()],
+        "branches": [{"equation": n, "lanes": list(lanes)} for n, lanes in analysis.branches.items()],
+        "seconds": None if seconds is None else sum(seconds.values()),
+    }
+
+
 def _cost(cost: Cost) -> dict[str, float]:
     return {**cost._asdict(), "work": work(cost)}
 
 
-def explain(call: Call, names: Sequence[str], memory: int | str = "16GB", calls: Sequence[str] = ()) -> Report:
+def explain(
+    call: Call, names: Sequence[str], memory: int | str = "16GB", analyze: bool = False, calls: Sequence[str] = ()
+) -> Report:
     """The report on a call. `names`: of each leaf of its arguments; `calls`: why the function was compiled again."""
     given = in_bytes(memory)
-    return Report(observe(call, names), given, calls)
+    facts = observe(call, names)
+    if not analyze:
+        return Report(facts, given, calls)
+    run = run_and_look(facts)
+    count_steps(facts, run)
+    return Report(facts, given, calls, run)
 
 
 def annotated(call: Call, names: Sequence[str]) -> str:

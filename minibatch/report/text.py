@@ -14,7 +14,7 @@ import numpy as np
 
 from minibatch import _jax
 from minibatch.report.findings import Finding, count
-from minibatch.report.lines import LETTERS, LineFacts
+from minibatch.report.lines import LETTERS, MISJUDGED, LineFacts
 from minibatch.report.provenance import Step
 
 MARKS = {"high": "!", "medium": "~", "low": "-"}
@@ -46,6 +46,14 @@ def share(x: float) -> str:
     """A part of the whole: `12 %`."""
     percent = 100 * x
     return f"{percent:.0f} %" if percent >= 10 or percent == 0 else f"{percent:.1f} %"
+
+
+def count_seconds(x: float) -> str:
+    """A time: `1.2 ms`."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if x >= scale:
+            return f"{x / scale:.3g} {unit}"
+    return f"{x * 1e6:.3g} us"
 
 
 def shape(aval: Any, bdim: int | None, size: Any) -> str:
@@ -88,7 +96,11 @@ def sentences(data: dict[str, Any]) -> list[str]:
         f"memory about {count(memory['peak'], 'B')} at its peak; "
         f"{'any number of lanes fits' if fits is None else f'about {count(fits)} lanes fit'} in {count(memory['given'], 'B')}",
     ]
-    if loops:
+    run = data["analysis"]
+    if run:
+        took = "the profiler told no times" if run["seconds"] is None else f"{count_seconds(run['seconds'])} measured"
+        said.append(f"run once: {took}" + ("; loops counted by the steps that they took" if loops else ""))
+    elif loops:
         which = "the while loop" if loops == 1 else f"each of {loops} while loops"
         said.append(f"{which} counted as one step, as how many there are is not known")
     return said
@@ -123,18 +135,23 @@ def source(lines: Iterable[LineFacts], to: Style, names: dict[str, str]) -> Iter
     """The user's lines with their share of the cost and the letter for what they became."""
     used = set()
     file = None
+    timed = False
     for line in lines:
         if line.line.file != file:
             file = line.line.file
             yield f"  {names[file]}"
         used.add(line.letter)
-        head = f" {line.line.number:5} |{line.letter}{line.mark}|{share(line.share):>7} | "
+        measured = "" if line.measured is None else f"{share(line.measured):>7}{'!' if line.misjudged else ' '}| "
+        head = f" {line.line.number:5} |{line.letter}{line.mark}|{share(line.share):>7} | {measured}"
         tail = f"   {line.change}"
         room = to.width - len(head) - len(tail)
         if room < 24:
             yield f"{head}{line.text}"[: to.width].rstrip()
         else:
             yield head + line.text[:room].ljust(room) + to.paint(tail, "dim")
+        timed = timed or line.measured is not None
+    if timed:
+        yield f"  first the share of the work as estimated, then that of the time; ! they are {MISJUDGED} times apart"
     if used:
         legend = ", ".join(f"{letter} {LETTERS[letter]}" for letter in LETTERS if letter in used)
         yield from textwrap.wrap(legend, to.width, initial_indent="  ", subsequent_indent="  ")

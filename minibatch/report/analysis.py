@@ -1,0 +1,160 @@
+"""The program run and looked at: how many steps each lane takes, which branches, how long each line takes.
+
+Steps and branches are counted in the lanes themselves (`probe`); times come from JAX's profiler, whose events are joined
+with equations by the marks in their name stacks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import re
+import tempfile
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from minibatch import _jax
+from minibatch.report.facts import Facts
+from minibatch.report.probe import Place, Probe, Probed
+
+BINS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Trips:
+    """How many steps each lane took in a loop, all its runs together. `useful`: the share of steps that a lane was in."""
+
+    min: int
+    mean: float
+    max: int
+    useful: float
+    histogram: tuple[int, ...]
+    edges: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Analysis:
+    """What a run showed, by the number of the equation.
+
+    `loops`: the steps of each `while` loop; `branches`: how many lanes took each branch of a `cond` at least once; `seconds`:
+    how long what an equation became ran, without what is inside; None where the profiler told nothing.
+    """
+
+    loops: dict[int, Trips]
+    branches: dict[int, tuple[int, ...]]
+    seconds: dict[int, float] | None
+
+
+def analyze(facts: Facts) -> Analysis:
+    """Run the program once to count, and once to take times."""
+    probed = Probed(facts.call, facts.traced)
+    counts = Counts(probed.places.values())
+    _, state = probed.run(counts, counts.start())
+    numbers = {id(e.eqn): e.number for e in facts.lane.all()}
+    loops, branches = {}, {}
+    for place, counted in _by_equation(counts.loops, state["trips"]):
+        if id(place.eqn) in numbers:
+            loops[numbers[id(place.eqn)]] = _trips(counted)
+    for place, counted in _by_equation(counts.branches, state["taken"]):
+        if id(place.eqn) in numbers:
+            branches[numbers[id(place.eqn)]] = tuple(int(n) for n in (counted > 0).sum(0))
+    return Analysis(loops, branches, _seconds(facts))
+
+
+def _by_equation(places: list[Place], counted: list[Any]) -> list[tuple[Place, np.ndarray]]:
+    """The counts of each equation, from all places that it is called at."""
+    found: dict[int, tuple[Place, np.ndarray]] = {}
+    for place, counts in zip(places, map(np.asarray, counted), strict=True):
+        before = found.get(id(place.eqn), (place, np.zeros_like(counts)))
+        found[id(place.eqn)] = before[0], before[1] + counts
+    return list(found.values())
+
+
+def _trips(counts: np.ndarray) -> Trips:
+    """[B] -> what there is to tell of it."""
+    if not counts.size:
+        return Trips(0, 0.0, 0, 1.0, (), ())
+    histogram, edges = np.histogram(counts, bins=BINS)
+    most = int(counts.max())
+    useful = float(counts.mean() / most) if most else 1.0
+    return Trips(int(counts.min()), float(counts.mean()), most, useful, tuple(map(int, histogram)), tuple(map(float, edges)))
+
+
+class Counts(Probe):
+    """Counts the steps of every `while` loop and how often each branch of every `cond` is taken."""
+
+    def __init__(self, places: Any) -> None:
+        places = list(places)
+        self.loops = [place for place in places if place.eqn.primitive.name == "while"]
+        self.branches = [place for place in places if place.eqn.primitive.name == "cond"]
+
+    def start(self) -> dict[str, list]:
+        """Nothing counted yet."""
+        counts = [jnp.zeros(len(place.eqn.params["branches"]), "int32") for place in self.branches]
+        return {"trips": [jnp.int32(0) for _ in self.loops], "taken": counts}
+
+    def loop(self, state: Any, place: Place, trips: Any) -> Any:
+        return {**state, "trips": [x + trips if at is place else x for x, at in zip(state["trips"], self.loops, strict=True)]}
+
+    def branch(self, state: Any, place: Place, index: Any) -> Any:
+        def counted(x: Any) -> Any:
+            return x + (jnp.arange(len(x)) == jnp.int32(index))
+
+        taken = zip(state["taken"], self.branches, strict=True)
+        return {**state, "taken": [counted(x) if at is place else x for x, at in taken]}
+
+
+# --- times ------------------------------------------------------------------------------------------------------------
+
+INSTRUCTION = re.compile(r'^\s*(?:ROOT )?%?([\w.\-]+) = .*?\s([\w\-]+)\(.*op_name="([^"]*)"')
+CONTAINERS = frozenset({"while", "conditional", "call"})  # their time is that of what is inside
+
+
+def _seconds(facts: Facts) -> dict[int, float] | None:
+    """How long what each equation became ran, by the profiler; None if it tells nothing. A fusion goes to its root."""
+    compiled = jax.jit(lambda *arrays: _jax.evaluate(facts.batched, arrays)).lower(*facts.arrays).compile()
+    owners = {}
+    for line in (compiled.as_text() or "").splitlines():
+        found = INSTRUCTION.match(line)
+        if found and found[2] not in CONTAINERS:
+            owners[found[1]] = facts.owner(found[3])
+    taken: dict[int, float] = {}
+    for name, seconds in _events(compiled, facts.arrays):
+        equation = owners.get(name)
+        if equation is not None:
+            taken[equation.number] = taken.get(equation.number, 0.0) + seconds
+    return taken or None
+
+
+def _events(compiled: Any, arrays: list) -> list[tuple[str, float]]:
+    """One run of a compiled program: its instructions as the profiler saw them, with how many seconds each took."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            jax.block_until_ready(compiled(*arrays))
+        files = list(pathlib.Path(folder).rglob("*.xplane.pb"))
+        if not files:
+            return []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # a class of JAX's has no module
+            data = jax.profiler.ProfileData.from_file(str(files[0]))
+            events = [event for plane in data.planes for line in plane.lines for event in line.events]
+            return [(dict(e.stats)["hlo_op"], e.duration_ns * 1e-9) for e in events if "hlo_op" in dict(e.stats)]
+
+
+def count_steps(facts: Facts, analysis: Analysis) -> None:
+    """Count what is inside `while` loops as often as it ran: for lanes by themselves their own steps, for all the longest."""
+
+    def walk(equations: Any, alone: float, together: float) -> None:
+        for e in equations:
+            trips = analysis.loops.get(e.number)
+            runs = max(e.times / max(facts.size, 1), 1.0)
+            factors = (trips.mean / runs, trips.max / runs) if trips else (alone, together)
+            e.before, e.after = e.before * factors[0], e.after * factors[1]
+            for scope in e.scopes:
+                walk(scope.equations, *factors)
+
+    walk(facts.lane.equations, 1.0, 1.0)
