@@ -9,14 +9,16 @@ from typing import Any
 
 from minibatch import _jax
 
-_hoisted: weakref.WeakKeyDictionary[Any, tuple[list, Any]] = weakref.WeakKeyDictionary()
+_hoisted: weakref.WeakKeyDictionary[Any, tuple[list, Any | None]] = weakref.WeakKeyDictionary()
 
 
 def hoist(jaxpr: Any) -> tuple[list, Any]:
     """All consts of a closed jaxpr, also those inside its jit equations, and the jaxpr that takes them as first arguments."""
     if jaxpr not in _hoisted:
-        _hoisted[jaxpr] = _hoist(jaxpr)
-    return _hoisted[jaxpr]
+        consts, found = _hoist(jaxpr)
+        _hoisted[jaxpr] = consts, None if found is jaxpr else found  # for a key that its value holds would never be freed
+    consts, found = _hoisted[jaxpr]
+    return consts, found or jaxpr
 
 
 def _hoist(jaxpr: Any) -> tuple[list, Any]:

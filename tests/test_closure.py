@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from minibatch import vmap
+from minibatch._compile import Programs
 
 X = jnp.arange(12, dtype=jnp.float32).reshape(3, 4)
 TABLE = jnp.ones(4)
@@ -142,20 +143,49 @@ def test_another_function_of_the_same_name_in_a_global(monkeypatch):
         np.testing.assert_allclose(vmap(lambda x: mlp(None, x))(X), X * factor)
 
 
-def test_fresh_closures_leave_nothing_behind():
-    def fresh(k):
-        w, b = jnp.full(4, float(k)), [jnp.ones(4)]
-        return vmap(lambda x: x * w + b[0])(X)
+def fresh_closure(k):
+    w, b = jnp.full(4, float(k)), [jnp.ones(4)]
+    return vmap(lambda x: x * w + b[0])(X)
 
-    def fresh_object(k):
-        model = types.SimpleNamespace(w=jnp.full(4, float(k)))
-        return vmap(lambda x: x * model.w)(X)
 
-    for make in (fresh, fresh_object):
-        make(0)
-        gc.collect()
-        before = len(jax.live_arrays())
-        for k in range(1, 20):
-            make(k)
-        gc.collect()
-        assert len(jax.live_arrays()) <= before
+def fresh_object(k):
+    model = types.SimpleNamespace(w=jnp.full(4, float(k)))
+    return vmap(lambda x: x * model.w)(X)
+
+
+def fresh_and_called_again(k):
+    w = jnp.full(4, float(k))
+    mapped = vmap(lambda x: x * w)
+    return mapped(X), mapped(X), mapped(X)
+
+
+def fresh_number(k):
+    return vmap(lambda x: x * k)(X)
+
+
+@pytest.mark.parametrize("turn", [fresh_closure, fresh_object, fresh_and_called_again, fresh_number])
+def test_fresh_functions_leave_nothing_behind(turn, monkeypatch):
+    monkeypatch.setattr("minibatch._compile.shared", Programs(capacity=8))
+    for k in range(40):  # until the caches are full
+        turn(k)
+    gc.collect()
+    arrays, objects = len(jax.live_arrays()), len(gc.get_objects())
+    for k in range(40, 240):
+        turn(k)
+    gc.collect()
+    assert len(jax.live_arrays()) <= arrays
+    assert len(gc.get_objects()) < objects + 200, "not one object for each"
+
+
+def test_ten_thousand_closures():
+    fresh_closure(0)
+    gc.collect()
+    arrays, objects = len(jax.live_arrays()), len(gc.get_objects())
+    w = np.ones(4, np.float32)
+    for _ in range(10_000):
+        fresh = jax.device_put(w)
+        vmap(lambda x, fresh=fresh: x * fresh)(X)
+    del fresh
+    assert len(jax.live_arrays()) <= arrays, "without the garbage collector, too"
+    gc.collect()
+    assert len(gc.get_objects()) < objects + 200
