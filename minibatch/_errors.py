@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -191,6 +191,22 @@ def axis_out_of_range(axis: int, leaf: Any, name: str) -> Problem:
         f"{axis + 1 if axis >= 0 else -axis}, but is only {len(shape)} (its shape is {shape}): {name} of type "
         f"{_type_of(leaf)}. Use None in in_axes for what all lanes share.",
     )
+
+
+@contextlib.contextmanager
+def named_in_checked_shards(name: Any) -> Iterator[None]:
+    """Say what is wrong where JAX's own assertions fail: its types of values that vary by shard know mesh axes alone."""
+    try:
+        yield
+    except (AssertionError, NotImplementedError, ValueError) as error:
+        known = not str(error) or "can only accept axis_name which corresponds to one of" in str(error)
+        if name is None or not known or not _jax.checks_varying() or not _jax.raised_by_jax(error):
+            raise
+        raise Problem(
+            NotImplementedError,
+            f"inside a shard_map with check_vma=True, JAX's collectives know mesh axes alone, not the mapped axis {name!r}. "
+            "Pass check_vma=False to shard_map, or reduce over the lanes after the map instead of inside it.",
+        ) from error
 
 
 def nothing_mapped(names: Sequence[str]) -> Problem:

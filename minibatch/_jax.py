@@ -94,6 +94,7 @@ __all__ = [
     "axis_env",
     "batched_aval",
     "bind",
+    "checks_varying",
     "closed",
     "concerns_lanes",
     "consts_of",
@@ -132,6 +133,7 @@ __all__ = [
     "primitives_of_jax",
     "pull_back",
     "pulled_back",
+    "raised_by_jax",
     "raising_line",
     "rebind",
     "rebind_as",
@@ -308,6 +310,11 @@ def is_tracer(x: Any) -> bool:
     return isinstance(x, _core.Tracer)
 
 
+def checks_varying() -> bool:
+    """Whether JAX keeps account of the manual mesh axes over which each value varies."""
+    return bool(_config._check_vma.value)
+
+
 def watches_nans() -> bool:
     """Whether JAX is told to raise at every NaN or infinity."""
     return _config.debug_nans.value or _config.debug_infs.value
@@ -459,6 +466,12 @@ def user_file_and_line(eqn: Any) -> tuple[str, int] | None:
     """The user's file and line that made `eqn`, or None where none is recorded."""
     frame = user_frame(eqn.source_info.traceback) if eqn.source_info.traceback is not None else None
     return frame and (frame.file_name, frame.start_line)
+
+
+def raised_by_jax(error: BaseException) -> bool:
+    """Whether it was a line of JAX that raised `error`."""
+    places = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(places) and places[-1].startswith("jax.")
 
 
 def raising_line(error: BaseException) -> str:

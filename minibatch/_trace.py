@@ -150,7 +150,7 @@ def _trace(call: Call, mode: contextlib.AbstractContextManager) -> Traced:
 
     axis = call.axis
     avals = [_jax.lane_aval(x, d, axis.size) for x, d in zip(call.arrays(), call.array_axes(), strict=True)]
-    with _jax.axis_env(axis):
+    with _jax.axis_env(axis), _errors.named_in_checked_shards(axis.name):
         jaxpr = _jax.trace_jaxpr(one_lane, avals, named=call.fun)
     out_tree, outputs = record
     return Traced(jaxpr, out_tree, tuple(outputs))

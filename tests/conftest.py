@@ -13,3 +13,4 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz", type=int, default=0, help="check so many programs at random (tests/test_fuzz.py)")
     parser.addoption("--harnesses", choices=["some", "all"], default="some", help="how many (tests/test_harnesses.py)")
     parser.addoption("--write-golden", action="store_true", help="write the golden reports anew (tests/test_report.py)")
+    parser.addoption("--whole", action="store_true", help="all cases (tests/test_modes.py, tests/test_orders.py)")

@@ -152,6 +152,17 @@ def test_map_inside_a_shard() -> None:
     np.testing.assert_allclose(found[1], X.cumsum(2), rtol=1e-4)
 
 
+@pytest.mark.parametrize("across", [lambda x: x - lax.pmean(x, "i"), lambda x: lax.psum(x, ("a", "i"))])
+def test_collective_over_the_lanes_inside_a_checked_shard_says_what_to_do(across: Callable) -> None:
+    def mapped(check_vma: bool) -> Any:
+        inside = minibatch.vmap(across, axis_name="i")
+        return jax.shard_map(inside, mesh=MESH, in_specs=P(None, "a"), out_specs=P(None, "a"), check_vma=check_vma)(X)
+
+    mapped(check_vma=False)
+    with pytest.raises(NotImplementedError, match=r"know mesh axes alone, not the mapped axis 'i'\. Pass check_vma=False"):
+        mapped(check_vma=True)
+
+
 def test_lanes_that_cannot_lie_over_mesh_axes() -> None:
     with pytest.raises(ValueError, match="vmap spmd_axis_name cannot appear in P"):
         minibatch.vmap(parts, (0, None), spmd_axis_name="a")(X, W[0])
