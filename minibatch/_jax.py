@@ -404,7 +404,8 @@ def _stages(primitive: Primitive, params: dict[str, Any], avals: Sequence[Any]) 
     if _config.eager_constant_folding.value or not get_abstract_mesh().empty:
         return False
     if primitive.name in CALLS:
-        bare = primitive.name == "jit" or not consts_of(params["call_jaxpr"])
+        called = params["jaxpr" if primitive.name == "jit" else "call_jaxpr"]
+        bare = not open_jaxpr(called).is_high and (primitive.name == "jit" or not consts_of(called))
         return bare and None not in avals and not _core.trace_ctx.trace.requires_low
     return _binds_plainly(primitive) and params.get("sharding") is None
 

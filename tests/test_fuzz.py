@@ -9,6 +9,7 @@ import jax
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
+pytestmark = pytest.mark.usefixtures("compiles_quickly")
 EACH = 25  # programs in a test, after which what was compiled is forgotten
 
 
@@ -57,11 +58,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(autouse=True)
-def compiles_quickly() -> Iterator[None]:
-    """Without XLA's costly passes, which are not what is tested; what was compiled is forgotten."""
-    jax.config.update("jax_disable_most_optimizations", True)
+def forgets_what_it_compiled() -> Iterator[None]:
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
     jax.clear_caches()
 
 

@@ -17,6 +17,7 @@ from oracle import assert_close
 
 import minibatch
 
+pytestmark = pytest.mark.usefixtures("compiles_quickly")
 SIZE = 3
 EACH = 4  # ways to map a harness, where all are asked for
 
