@@ -24,11 +24,12 @@ from minibatch._trace import CONCRETIZATION_ERRORS, NeedsConcrete
 
 
 class Closure(NamedTuple):
-    """A function, the arrays that it closes over, and a key for the rest."""
+    """A function, the arrays that it closes over, and a key for the rest. `places`: where it found them, see `Parts`."""
 
     fun: Callable
     arrays: list
     key: Hashable
+    places: list[tuple[Any, Any]]
 
     @property
     def __name__(self) -> str:
@@ -60,7 +61,7 @@ class Closure(NamedTuple):
     def spoken_for(self) -> set:
         """What need not be watched, its contents being in `arrays` or `key`: ids of containers, and places in a container."""
         found: set = set()
-        for container, key in [] if isinstance(self.key, Same) else _Apart(self.fun).places:
+        for container, key in self.places:
             if key is not None:
                 found.add((id(container), key))
             elif isinstance(container, types.CellType):
@@ -75,8 +76,8 @@ def taken_apart(fun: Callable) -> Closure:
     try:
         apart = _Apart(fun)
     except Inseparable:
-        return Closure(fun, [], Same(fun))
-    return Closure(fun, apart.arrays, apart.key)
+        return Closure(fun, [], Same(fun), [])
+    return Closure(fun, apart.arrays, apart.key, apart.places)
 
 
 class Inseparable(Exception):  # noqa: N818 - never reaches a user
