@@ -109,7 +109,7 @@ class _Apart:
                 return self._again(x)
             self._numbers[id(x)] = None
             names = names_of(x.__code__)
-            self._read |= names.read
+            self._read |= names.read.union(x.__code__.co_freevars[i] for i, _ in _cells(x))
             self._stored |= names.stored
         self.places += parts.places
         key = parts.kind, tuple([self._of(child) for child in parts.children])
@@ -207,7 +207,7 @@ def _parts_of_partial(x: functools.partial) -> Parts:
 
 def _parts_of_function(fun: types.FunctionType) -> Parts:
     names = names_of(fun.__code__)
-    cells = [(i, cell) for i, cell in enumerate(fun.__closure__ or ()) if fun.__code__.co_freevars[i] in names.read]
+    cells = _cells(fun)
     space = {} if in_library(fun) else {name: fun.__globals__[name] for name in names.loaded if name in fun.__globals__}
     space = {name: x for name, x in space.items() if _holds_arrays(x)}
     defaults, keywords = fun.__defaults__ or (), fun.__kwdefaults__ or {}
@@ -228,6 +228,16 @@ def _parts_of_function(fun: types.FunctionType) -> Parts:
     kind = types.FunctionType, fun.__code__, id(fun.__globals__), tuple(space), len(defaults), tuple(keywords)
     places = [*((cell, None) for _, cell in cells), *((fun.__globals__, name) for name in space)]
     return Parts(kind, children, together, places)
+
+
+TALLIES = frozenset({int, float, list, set, dict})  # what may be counted up or added to, which tells nothing if nobody reads it
+
+
+def _cells(fun: types.FunctionType) -> list[tuple[int, types.CellType]]:
+    """The cells of `fun` that matter to what it does, each with its number."""
+    read, names = names_of(fun.__code__).read, fun.__code__.co_freevars
+    cells = enumerate(fun.__closure__ or ())
+    return [(i, cell) for i, cell in cells if names[i] in read or type(contents(cell)) not in TALLIES]
 
 
 def _cell(x: Any) -> types.CellType:

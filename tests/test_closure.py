@@ -105,6 +105,30 @@ def test_containers_of_arrays_that_functions_change():
         assert kept["n"] == k and log[1:] == list(range(1, k + 1))
 
 
+class Bag:
+    """Has methods of the names that lists and sets have."""
+
+    def __init__(self, k):
+        self.k = k
+
+    def add(self, x):
+        return x + self.k
+
+    append = add
+
+
+def test_what_only_looks_like_a_tally():
+    for k in (1.0, 2.0):
+        bag = Bag(k)
+        for _ in range(3):
+            np.testing.assert_allclose(vmap(lambda x: bag.add(x))(X), X + k)
+            np.testing.assert_allclose(vmap(lambda x: bag.append(x))(X), X + k)
+        mapped = vmap(lambda x: bag.add(x))
+        for bag.k in (k, k + 3):
+            for _ in range(3):
+                np.testing.assert_allclose(mapped(X), X + bag.k)
+
+
 def test_functions_that_call_themselves():
     for k in (1.0, 2.0):
         w = jnp.full(4, k)
