@@ -33,6 +33,12 @@ def test_steps_are_those_that_each_lane_takes():
     assert "min 0, mean 2.75, max 7 steps, so that 39 % are of use" in found.detail
 
 
+def test_a_loop_in_stages_works_for_the_lanes_that_go_on():
+    x = jnp.concatenate([jnp.full(60, 1.5), jnp.array([1e9] * 4)])
+    after = [analyzed(halvings, x, divergence=d).to_dict()["cost"]["after"]["flops"] for d in ("lockstep", "refill")]
+    assert after[1] < after[0] / 4
+
+
 def test_lanes_that_stop_together_do_not_diverge():
     report = analyzed(halvings, jnp.array([5.0, 6.0]))
     assert report.findings == []

@@ -112,6 +112,15 @@ def test_copies_are_found():
     assert "MB-CP01" in [found.id for found in explain(scanned, in_axes=(0, None))(f32(50, 64), f32(64)).findings]
 
 
+@pytest.mark.parametrize("schedule", ["lockstep", "compact", "refill"])
+def test_a_loop_says_how_it_runs(schedule):
+    report = explain(PROGRAMS["loop"].fun, in_axes=(0, None), divergence=schedule)(f32(1000), f32())
+    (found,) = report.findings
+    assert found.id == "MB-DV01"
+    assert ("all 1000 step until the last has stopped" in found.detail) == (schedule == "lockstep")
+    assert ("it runs in stages" in found.detail) == (schedule != "lockstep")
+
+
 def test_compiling_anew_is_found_and_explained():
     mapped = minibatch.vmap(lambda x: x * 2)
     mapped(jnp.ones(3))

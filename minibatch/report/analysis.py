@@ -146,13 +146,17 @@ def _events(compiled: Any, arrays: list) -> list[tuple[str, float]]:
 
 
 def count_steps(facts: Facts, analysis: Analysis) -> None:
-    """Count what is inside `while` loops as often as it ran: for lanes by themselves their own steps, for all the longest."""
+    """Count what is inside `while` loops as often as it ran: for lanes by themselves their own steps, for all together those
+    of the lane that takes longest, unless the loop runs in stages.
+    """
 
     def walk(equations: Any, alone: float, together: float) -> None:
         for e in equations:
             trips = analysis.loops.get(e.number)
             runs = max(e.times / max(facts.size, 1), 1.0)
-            factors = (trips.mean / runs, trips.max / runs) if trips else (alone, together)
+            factors = alone, together
+            if trips:
+                factors = trips.mean / runs, (trips.mean if e.staged else trips.max) / runs
             e.before, e.after = e.before * factors[0], e.after * factors[1]
             for scope in e.scopes:
                 walk(scope.equations, *factors)

@@ -62,6 +62,11 @@ class Equation:
         return self.eqn.primitive.name
 
     @property
+    def staged(self) -> bool:
+        """Whether it is a loop that runs in stages, with ever fewer lanes."""
+        return any(map(_in_stages, self.emitted))
+
+    @property
     def batched(self) -> bool:
         """Whether what it computes differs by lane."""
         return any(d is not None for d in (*self.operands, *self.outs))
@@ -151,9 +156,9 @@ def observe(call: Call, names: Sequence[str]) -> Facts:
     facts = Facts(call, traced, call.axis, lane, batched, arrays, named, outputs, Cost(), batch, recorder.mark, {})
     _settle(lane, None, 0)
     _cost_of_lane(lane, float(facts.size), stored=True)
-    facts.marked = {equation.number: equation for equation in lane.all()}
+    facts.marked = recorder.marked()
     facts.edges = _cost_of_all(batched, facts.owner)
-    for number, equation in enumerate(facts.marked.values(), 1):
+    for number, equation in enumerate(lane.all(), 1):
         equation.number = number
     return facts
 
@@ -205,6 +210,7 @@ class Recorder(Watch):
         self._numbers = itertools.count()
         self._found: list[list[Scope]] = [[]]  # the scopes met in each equation under way, innermost last
         self._scopes: list[Scope] = []
+        self._kept: dict[int, Equation] = {}
         self._memo: dict[Hashable, tuple[Any, list[Scope]]] = {}
 
     def outermost(self) -> Scope:
@@ -235,9 +241,36 @@ class Recorder(Watch):
         finally:
             scopes = self._found.pop()
         equation.outs = tuple(apart(outs)[1])
-        # A loop's body is batched until no more of it gets lanes: the last time is the one that counts.
-        equation.scopes = list({id(scope.jaxpr): scope for scope in scopes}.values())
+        # A loop's body is batched until no more of it gets lanes, and for each stage: the last time stands for all.
+        last = {id(scope.jaxpr): scope for scope in scopes}
+        for scope in scopes:
+            self._stands_for(last[id(scope.jaxpr)], scope)
+        equation.scopes = list(last.values())
         return outs
+
+    def _stands_for(self, last: Scope, scope: Scope) -> None:
+        """Have the equations of `last` stand for those of `scope`, the same jaxpr batched before."""
+        if scope is last:
+            return
+        for kept, before in zip(last.equations, scope.equations, strict=True):
+            self._kept[before.number] = kept
+            inner = {id(each.jaxpr): each for each in kept.scopes}
+            for each in before.scopes:
+                if id(each.jaxpr) in inner:
+                    self._stands_for(inner[id(each.jaxpr)], each)
+
+    def marked(self) -> dict[int, Equation]:
+        """The equations of the whole program by the numbers that mark what was made for them."""
+        found = {equation.number: equation for equation in self.outermost().all()}
+        marked = dict(found)
+        for number in self._kept:
+            at, passed = number, {number}
+            while at not in found and at in self._kept and self._kept[at].number not in passed:
+                at = self._kept[at].number
+                passed.add(at)
+            if at in found:
+                marked[number] = found[at]
+        return marked
 
     def remembered(self, jaxpr: Any, key: Hashable, make: Callable[[], Any]) -> Any:
         at = jaxpr, key
@@ -281,23 +314,32 @@ def _cost_of_lane(scope: Scope, times: float, stored: bool) -> None:
         equation.before += cost * times
 
 
+def _in_stages(eqn: Any) -> bool:
+    return eqn.params.get("name") == "while_in_stages"
+
+
 def _cost_of_all(batched: Any, owner_of: Callable[[str, Equation | None], Equation | None]) -> Cost:
-    """Add to each equation what it became and what that costs; the cost of what belongs to none is returned."""
+    """Add to each equation what it became and what that costs; the cost of what belongs to none is returned.
+
+    Of a loop in stages one step of the first counts, which is that of all lanes: as in lockstep.
+    """
     edges = Cost()
 
-    def walk(jaxpr: Any, times: float, owner: Equation | None, stored: bool) -> None:
+    def walk(jaxpr: Any, times: float, owner: Equation | None, stored: bool, stages: bool = False) -> None:
         nonlocal edges
         jaxpr = _jax.open_jaxpr(jaxpr)
         for eqn, cost, lives in zip(jaxpr.eqns, eqn_costs(jaxpr, stored=stored), alive(jaxpr), strict=True):
             here = owner_of(str(eqn.source_info.name_stack), owner)
             for run in runs(eqn) or ():
-                walk(run.jaxpr, times * run.times * lives, here, run.stored)
+                walk(run.jaxpr, times * run.times * lives, here, run.stored, _in_stages(eqn))
                 cost += run.cost(1.0) * -run.times * lives
             if here is None:
                 edges += cost * times
             else:
                 here.after += cost * times
                 here.emitted.append(eqn)
+            if stages and eqn.primitive.name == "while":
+                times = 0.0
 
     walk(batched, 1.0, None, True)
     return edges

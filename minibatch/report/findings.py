@@ -185,10 +185,17 @@ def _per_place(numbers: dict[str, float], words: str) -> str:
     return words if places == 1 else f"{words} (in {places} equations)"
 
 
+def _schedule(n: dict[str, float]) -> str:
+    if "staged" in n:
+        return "it runs in stages, in which lanes that have stopped leave their place to others"
+    return f"all {count(n['lanes'])} step until the last has stopped"
+
+
 def _steps(n: dict[str, float]) -> str:
-    if "useful" not in n:
+    if "mean" not in n:
         return ""
-    return f"; min {n['min']}, mean {n['mean']:.3g}, max {n['max']} steps, so that {100 * n['useful']:.0f} % are of use"
+    use = f", so that {100 * n['useful']:.0f} % are of use" if "useful" in n else ""
+    return f"; min {n['min']}, mean {n['mean']:.3g}, max {n['max']} steps{use}"
 
 
 def _taken(n: dict[str, float]) -> str:
@@ -198,8 +205,7 @@ def _taken(n: dict[str, float]) -> str:
 
 WORDS: dict[str, Callable[[dict[str, float]], str]] = {
     "MB-DV01": lambda n: _per_place(
-        n, f"the lanes of this loop stop at different times: all {count(n['lanes'])} step until the last has stopped, "
-        f"{count(n['step'], 'FLOP')} a step{_steps(n)}"
+        n, f"the lanes of this loop stop at different times: {_schedule(n)}, {count(n['step'], 'FLOP')} a step{_steps(n)}"
     ),
     "MB-BR01": lambda n: _per_place(
         n, f"the lanes choose differently: {count(n['branches'])} branches run for all {count(n['lanes'])} lanes, "
@@ -226,7 +232,10 @@ def diverges(program: Program, e: Equation) -> Iterator[Found]:
     if e.name == "while" and any(s.outputs == (0,) and _is_predicate(e, s.jaxpr) for s in e.scopes):
         extra = max(work(e.total()) - work(e.total("before")), 0.0)
         trips = program.analysis and program.analysis.loops.get(e.number)
-        if not trips:  # how many lanes wait for how long is not known
+        if e.staged:
+            run = {"min": trips.min, "mean": trips.mean, "max": trips.max} if trips else {}
+            yield Found("MB-DV01", 0.0, {"staged": 1.0, "step": e.total().flops / max(trips.mean if trips else 1, 1)}, run)
+        elif not trips:  # how many lanes wait for how long is not known
             yield Found("MB-DV01", extra + 0.1 * work(e.total()), {"step": e.total().flops})
         elif trips.useful < 1:
             run = {"min": trips.min, "mean": trips.mean, "max": trips.max, "useful": trips.useful}
@@ -302,9 +311,10 @@ def one_by_one(program: Program, e: Equation) -> Iterator[Found]:
 
 
 def _turns(program: Program, e: Equation) -> bool:
-    """Whether the lanes of `e` run one after another."""
+    """Whether the lanes of `e` run one after another: in a loop over them, in which `e` is as it was written."""
     loops = [b for b in e.emitted if b.primitive.name == "scan" and b.params["length"] == program.size]
-    return e.batched and e.name != "scan" and bool(loops)
+    bodies = (_jax.open_jaxpr(loop.params["jaxpr"]).eqns for loop in loops)
+    return e.batched and e.name != "scan" and any(b.primitive is e.eqn.primitive for body in bodies for b in body)
 
 
 def host_calls(program: Program, e: Equation) -> Iterator[Found]:
