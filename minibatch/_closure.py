@@ -75,7 +75,7 @@ def taken_apart(fun: Callable) -> Closure:
     """`fun` as a `Closure`; known by its identity, and without arrays, where its parts depend on one another."""
     try:
         apart = _Apart(fun)
-    except Inseparable:
+    except Exception:  # or where something in there resists being looked at
         return Closure(fun, [], Same(fun), [])
     return Closure(fun, apart.arrays, apart.key, apart.places)
 
@@ -90,7 +90,8 @@ class _Apart:
     def __init__(self, fun: Callable) -> None:
         self.arrays: list = []
         self.places: list[tuple[Any, Any]] = []
-        self._numbers: dict[int, int | None] = {}  # of functions; None: being looked into
+        self._functions: dict[int, int] = {}  # by id: how many were met before
+        self._entered: set[int] = set()
         self._read: set[str] = set()
         self._stored: set[str] = set()
         self.key = self._of(fun)
@@ -105,22 +106,26 @@ class _Apart:
         if parts is None:
             return static_key(x)
         if isinstance(x, types.FunctionType):
-            if id(x) in self._numbers:
-                return self._again(x)
-            self._numbers[id(x)] = None
-            names = names_of(x.__code__)
-            self._read |= names.read.union(x.__code__.co_freevars[i] for i, _ in _cells(x))
-            self._stored |= names.stored
-        self.places += parts.places
-        key = parts.kind, tuple([self._of(child) for child in parts.children])
-        if isinstance(x, types.FunctionType):
-            self._numbers[id(x)] = len(self._numbers)
+            return self._of_function(x, parts)
+        return self._of_parts(parts)
+
+    def _of_function(self, fun: types.FunctionType, parts: Parts) -> Hashable:
+        if id(fun) in self._entered:
+            raise Inseparable
+        if id(fun) in self._functions:
+            return types.FunctionType, self._functions[id(fun)]
+        self._functions[id(fun)] = len(self._functions)
+        names = names_of(fun.__code__)
+        self._read |= names.read.union(fun.__code__.co_freevars[i] for i, _ in _cells(fun))
+        self._stored |= names.stored
+        self._entered.add(id(fun))
+        key = self._of_parts(parts)
+        self._entered.remove(id(fun))
         return key
 
-    def _again(self, x: Any) -> Hashable:
-        if self._numbers[id(x)] is None:
-            raise Inseparable
-        return types.FunctionType, self._numbers[id(x)]
+    def _of_parts(self, parts: Parts) -> Hashable:
+        self.places += parts.places
+        return parts.kind, tuple([self._of(child) for child in parts.children])
 
 
 class _Remade:

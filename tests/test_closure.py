@@ -105,6 +105,26 @@ def test_containers_of_arrays_that_functions_change():
         assert kept["n"] == k and log[1:] == list(range(1, k + 1))
 
 
+def test_functions_that_are_met_twice():
+    def make(k):
+        w = jnp.full(4, k)
+        inner = lambda x: x * w
+        outer = lambda x: inner(x) + w
+        return inner, outer
+
+    inner, outer = make(2.0)
+    for first, second in ((inner, outer), (outer, inner), (outer, outer), (inner, inner)):
+        for _ in range(2):
+            found = vmap(lambda x: outer(x) - 3 * first(x) + 5 * second(x))(X)
+            np.testing.assert_allclose(found, outer(X) - 3 * first(X) + 5 * second(X))
+
+
+def test_what_resists_being_taken_apart():
+    loop = [jnp.ones(4)]
+    loop.append(loop)
+    np.testing.assert_allclose(vmap(lambda x: x * loop[0])(X), X)
+
+
 class Bag:
     """Has methods of the names that lists and sets have."""
 
