@@ -244,3 +244,14 @@ def test_equations_in_which_lanes_meet_are_told_apart():
 
 def test_batching_on_other_dims_than_the_first():
     assert check(lambda x, w: jnp.cumsum(x @ w, axis=1), in_axes=(2, None))(jnp.ones((3, 4, 2)), jnp.ones((4, 5)))
+
+
+def test_programs_with_references_are_refused():
+    def f(x):
+        ref = jax.new_ref(x)
+        ref[...] = ref[...] + 1
+        return ref[...]
+
+    with pytest.raises(NotImplementedError, match="makes a reference, which lanes by themselves would each change anew"):
+        check(f)(jnp.ones(3))
+    assert not find_nonfinite(f)(jnp.ones(3))

@@ -78,8 +78,18 @@ def _all(values: Any) -> str:
 
 
 def check(call: Call, names: Sequence[str]) -> Checked:
-    """Run each equation batched and lane by lane on the same values, and say which is the first to disagree."""
+    """Run each equation batched and lane by lane on the same values, and say which is the first to disagree.
+
+    Raises:
+      NotImplementedError: the program makes references.
+    """
     facts = observe(call, names)
+    for e in facts.lane.all():
+        if any(hasattr(v.aval, "inner_aval") for v in e.eqn.outvars):
+            raise NotImplementedError(
+                f"minibatch.check: equation {e.number}, {e.name}, makes a reference, which lanes by themselves would each "
+                "change anew. Programs with references cannot be checked so; compare the results of vmap with those of its lanes."
+            )
     walk = _Walk(facts)
     operands = [
         jnp.moveaxis(x, d, 0) if d is not None else jnp.broadcast_to(x, (facts.size, *jnp.shape(x)))
