@@ -88,7 +88,7 @@ def check(call: Call, names: Sequence[str]) -> Checked:
         if any(hasattr(v.aval, "inner_aval") for v in e.eqn.outvars):
             raise NotImplementedError(
                 f"minibatch.check: equation {e.number}, {e.name}, makes a reference, which lanes by themselves would each "
-                "change anew. Programs with references cannot be checked so; compare the results of vmap with those of its lanes."
+                "change anew. Programs with references cannot be checked so: compare what vmap returns with what lanes return."
             )
     walk = _Walk(facts)
     operands = [
