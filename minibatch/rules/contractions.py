@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from minibatch._batched import Array, Axis, Batched, is_batched, lanes, lifted, move, shardings, shift
+from minibatch._batched import Array, Axis, Batched, front, is_batched, lanes, lifted, move, shardings, shift
 from minibatch._jax import rebind
 from minibatch._registry import rule
 
@@ -144,11 +144,17 @@ def scaled_dot(axis: Axis, eqn: Any, x: Any, y: Any, x_scale: Any, y_scale: Any)
 
 def fold(x: Batched, dim: int, groups: int = 1) -> Array:
     """Lanes of [*s] folded into dimension `dim` of s, outside its n indices but inside its groups: [g, B, n/g]."""
-    value = move(x.value, x.bdim, dim)
-    before, (size, n), after = value.shape[:dim], value.shape[dim : dim + 2], value.shape[dim + 2 :]
+    value, bdim = x
     if groups > 1:
+        value, bdim = move(value, bdim, dim), dim + 1
+        before, (size, n), after = value.shape[:dim], value.shape[dim : dim + 2], value.shape[dim + 2 :]
         value = move(lax.reshape(value, (*before, size, groups, n // groups, *after)), dim, dim + 1)
-    return lax.reshape(value, (*before, size * n, *after))
+        return lax.reshape(value, (*before, size * n, *after))
+    order = [d for d in range(value.ndim) if d != bdim]
+    order.insert(dim, bdim)
+    shape = [value.shape[d] for d in order]
+    shape[dim : dim + 2] = [shape[dim] * shape[dim + 1]]
+    return lax.reshape(value, shape, order)
 
 
 def unfold(axis: Axis, eqn: Any, out: Array, dim: int, groups: int = 1) -> list:
@@ -166,7 +172,7 @@ def conv_general_dilated(axis: Axis, eqn: Any, x: Any, kernel: Any) -> list:
     """[N, C] * [O, C] -> [N, O]   lifts to   [BN, C] * [O, C] -> [BN, O]   or   [N, C] * [BO, C] -> [N, BO].
 
     Lanes of both are groups:   [N, BC] * [BO, C] -> [N, BO]   or, where there are groups of batches already,
-    [BN, C] * [BO, C] -> [N, BO].
+    [BN, C] * [BO, C] -> [N, BO].   On CPU they take turns where that is faster.
     """
     (batch, feature, *_), (out_feature, *_), result = eqn.params["dimension_numbers"]
     result_batch, result_feature = map(int, result[:2])
@@ -181,11 +187,46 @@ def conv_general_dilated(axis: Axis, eqn: Any, x: Any, kernel: Any) -> list:
     if axis.size == 0:  # groups of none are not allowed
         aval = eqn.outvars[0].aval
         return [Batched(lax.full((0, *aval.shape), 0, aval.dtype), 0)]
-    if batch_groups > 1:
-        [out] = rebind(eqn, fold(x, batch), fold(kernel, out_feature), batch_group_count=axis.size * batch_groups)
-    else:
-        [out] = rebind(eqn, fold(x, feature), fold(kernel, out_feature), feature_group_count=axis.size * feature_groups)
-    return unfold(axis, eqn, out, result_feature)
+
+    def in_groups(x: Array, kernel: Array) -> list:
+        x, kernel = Batched(x, dx), Batched(kernel, dk)
+        if batch_groups > 1:
+            [out] = rebind(eqn, fold(x, batch), fold(kernel, out_feature), batch_group_count=axis.size * batch_groups)
+        else:
+            [out] = rebind(eqn, fold(x, feature), fold(kernel, out_feature), feature_group_count=axis.size * feature_groups)
+        return unfold(axis, eqn, out, result_feature)
+
+    (x, dx), (kernel, dk) = x, kernel
+    if not takes_turns(axis, eqn, eqn.invars[0].aval.shape[feature]):
+        return in_groups(x, kernel)
+    x, kernel, dx, dk = move(x, dx, 0), move(kernel, dk, 0), 0, 0
+    out = lax.platform_dependent(
+        x, kernel, cpu=lambda x, kernel: in_turn(eqn, x, kernel), default=lambda x, kernel: front(*in_groups(x, kernel))
+    )
+    return [Batched(out, 0)]
+
+
+def takes_turns(axis: Axis, eqn: Any, features: int) -> bool:
+    """Whether a convolution of lanes' own kernels is better run lane by lane on CPU.
+
+    XLA's groups are slow there, above all their derivatives; but not where a lane has a single feature, as in the gradient
+    of a kernel from one sample.
+    """
+    alone = axis.size == 1 or axis.spmd_name or axis.mesh_name or axis.manual or eqn.params["batch_group_count"] > 1
+    return not alone and features > eqn.params["feature_group_count"]
+
+
+def in_turn(eqn: Any, x: Array, kernel: Array) -> Array:
+    """[B, *x] * [B, *kernel] -> [B, *out], lane by lane, features last: the one layout that XLA on CPU has fast code for."""
+    (batch, feature, *space), (out_feature, in_feature, *window), result = eqn.params["dimension_numbers"]
+    last = len(space) + 1
+    middle = tuple(range(1, last))
+    x = lax.transpose(x, (0, *shift((batch, *space, feature))))
+    kernel = lax.transpose(kernel, (0, *shift((*window, in_feature, out_feature))))
+    numbers = lax.ConvDimensionNumbers((0, last, *middle), (last, last - 1, *range(last - 1)), (0, last, *middle))
+    out = lax.map(lambda lane: rebind(eqn, *lane, dimension_numbers=numbers)[0], (x, kernel))
+    back = np.argsort((result[0], *result[2:], result[1]))
+    return lax.transpose(out, (0, *shift(back)))
 
 
 @rule("scaled_matmul scaled_matmul_wrapper")
