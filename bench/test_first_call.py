@@ -4,11 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from workloads import Workload
+import pytest
+from workloads import TRACED, WORKLOADS, Workload
 
 import minibatch
 
 
+@pytest.mark.parametrize("workload", [*WORKLOADS, *TRACED], ids=lambda workload: workload.name)
 def test_tracing(beside: Callable, workload: Workload) -> None:
     """From a function never seen to the batched program as a jaxpr."""
     args = workload.args(workload.lanes)

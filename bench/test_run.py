@@ -3,11 +3,13 @@
 from collections.abc import Callable
 
 import jax
-from workloads import Workload
+import pytest
+from workloads import EMITTED, WORKLOADS, Workload
 
 import minibatch
 
 
+@pytest.mark.parametrize("workload", [*WORKLOADS, *EMITTED], ids=lambda workload: workload.name)
 def test_run(beside: Callable, workload: Workload) -> None:
     """Many lanes."""
     called(beside, "run", workload, workload.lanes)

@@ -1,4 +1,8 @@
-"""The programs that are measured, by name; tests check each of them against its lanes."""
+"""The programs that are measured, by name.
+
+`WORKLOADS` are whole programs; tests check each of them against its lanes. `EMITTED` are single operations; tests count
+their equations. `TRACED` are what makes tracing slow.
+"""
 
 from __future__ import annotations
 
@@ -211,4 +215,212 @@ WORKLOADS = [
         lambda n: (jnp.linspace(0, 3, 20), decays(n)),
         64,
     ),
+]
+
+
+# --- what single operations become ------------------------------------------------------------------------------------
+
+
+def transformer_block(params: dict[str, Any], x: Any) -> Any:
+    """A block of attention and a perceptron on x [length, 64], each after a normalization."""
+
+    def normalized(x: Any) -> Any:
+        return (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5)
+
+    q, k, v = (jnp.reshape(normalized(x) @ params[name], (len(x), 4, 16)) for name in "qkv")
+    scores = jnp.where(jnp.tri(len(x), dtype=bool), jnp.einsum("qhd,khd->hqk", q, k) / 4, -jnp.inf)
+    x = x + jnp.einsum("hqk,khd->qhd", jax.nn.softmax(scores), v).reshape(len(x), 64) @ params["o"]
+    return x + jax.nn.gelu(normalized(x) @ params["up"]) @ params["down"]
+
+
+def block_params() -> dict[str, Any]:
+    """The weights of `transformer_block`."""
+    square = {name: normal(i, 64, 64) / 8 for i, name in enumerate("qkvo")}
+    return {**square, "up": normal(5, 64, 256) / 8, "down": normal(6, 256, 64) / 16}
+
+
+def lstm(params: dict[str, Any], xs: Any) -> Any:
+    """The states [time, 32] of an LSTM over xs [time, 16]."""
+
+    def step(state: tuple, x: Any) -> tuple:
+        hidden, cell = state
+        i, f, o, u = jnp.split(x @ params["w"] + hidden @ params["u"] + params["b"], 4)
+        cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(u)
+        hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
+        return (hidden, cell), hidden
+
+    return lax.scan(step, (jnp.zeros(32), jnp.zeros(32)), xs)[1]
+
+
+def lstm_params() -> dict[str, Any]:
+    """The weights of `lstm`."""
+    return {"w": normal(0, 16, 128) / 4, "u": normal(1, 32, 128) / 6, "b": normal(2, 128)}
+
+
+def ring(buffer: Any, start: Any) -> Any:
+    """100 values written to a ring buffer [128], from `start` on."""
+
+    def step(state: tuple, value: Any) -> tuple:
+        buffer, at = state
+        return (lax.dynamic_update_index_in_dim(buffer, value, at, 0), (at + 1) % 128), buffer[at - 1]
+
+    return lax.scan(step, (buffer, start), jnp.arange(100.0))
+
+
+def solved(a: Any, b: Any) -> Any:
+    """The solution of (a a' + 8) x = b by Cholesky's factors."""
+    return jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(a @ a.T + 8 * jnp.eye(8)), b)
+
+
+def convolved(kernel: Any, x: Any) -> Any:
+    """x [N, H, W, C] under a kernel [3, 3, C, O], rectified."""
+    return jax.nn.relu(lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+
+
+def indices(seed: int, below: int, *shape: int) -> Any:
+    """Random integers."""
+    return jax.random.randint(jax.random.key(seed), shape, 0, below)
+
+
+def plain(name: str, fun: Callable, in_axes: tuple, args: Callable[[int], tuple]) -> Workload:
+    """A workload that maps nothing itself."""
+    return Workload(name, lambda vmap: fun, in_axes, args, 64)
+
+
+EMITTED = [
+    plain("attention block", transformer_block, (None, 0), lambda n: (block_params(), normal(9, n, 32, 64))),
+    plain("LSTM, scan", lstm, (None, 0), lambda n: (lstm_params(), normal(3, n, 40, 16))),
+    plain(
+        "gradient of an LSTM",
+        jax.grad(lambda p, x: (lstm(p, x) ** 2).sum()),
+        (None, 0),
+        lambda n: (lstm_params(), normal(3, n, 40, 16)),
+    ),
+    plain("convolution, shared kernel", convolved, (None, 0), lambda n: (normal(0, 3, 3, 8, 16), normal(1, n, 2, 16, 16, 8))),
+    plain(
+        "gather, shared table", lambda t, i: t[i].sum(0), (None, 0), lambda n: (normal(0, 1000, 64), indices(1, 1000, n, 20))
+    ),
+    plain(
+        "dynamic_slice, own starts",
+        lambda x, i: lax.dynamic_slice(x, (i, 0), (8, 16)),
+        (0, 0),
+        lambda n: (normal(0, n, 128, 16), jnp.arange(n)),
+    ),
+    plain(
+        "dynamic_update_slice, own starts",
+        lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)),
+        (0, 0, 0),
+        lambda n: (normal(0, n, 128, 16), normal(1, n, 8, 16), jnp.arange(n)),
+    ),
+    plain("ring buffer, scan", ring, (0, 0), lambda n: (normal(0, n, 128), jnp.arange(n))),
+    plain("sort", jnp.sort, (1,), lambda n: (normal(0, 100, n),)),
+    plain("argsort", jnp.argsort, (0,), lambda n: (normal(0, n, 100),)),
+    plain("searchsorted", jnp.searchsorted, (None, 0), lambda n: (jnp.linspace(-3, 3, 100), normal(0, n, 50))),
+    plain("Cholesky, own matrices", solved, (0, 0), lambda n: (normal(0, n, 8, 8), normal(1, n, 8))),
+    plain("Cholesky, shared matrix", solved, (None, 0), lambda n: (normal(0, 8, 8), normal(1, n, 8))),
+    plain("FFT", lambda x: jnp.fft.irfft(jnp.fft.rfft(x) * 2), (1,), lambda n: (normal(0, 128, n),)),
+    plain("cumulative sums", lambda x: jnp.cumsum(x) + jnp.cumprod(x), (1,), lambda n: (normal(0, 100, n),)),
+    plain(
+        "Hessian",
+        jax.hessian(lambda x, w: (jnp.tanh(x @ w) ** 2).sum()),
+        (0, None),
+        lambda n: (normal(0, n, 8), normal(3, 8, 8)),
+    ),
+    plain(
+        "scatter, own indices",
+        lambda x, i: jnp.zeros(50).at[i].add(x),
+        (0, 0),
+        lambda n: (normal(0, n, 30), indices(1, 50, n, 30)),
+    ),
+    plain(
+        "switch, shared number",
+        lambda i, x: lax.switch(i, [jnp.sin, jnp.cos], x),
+        (None, 0),
+        lambda n: (jnp.int32(1), normal(0, n, 8)),
+    ),
+]
+
+
+# --- what makes tracing slow ------------------------------------------------------------------------------------------
+
+
+def activations(x: Any, w: Any) -> Any:
+    """Functions that are jitted each, or have a derivative of their own, many times."""
+    for _ in range(15):
+        x = jax.nn.softmax(jax.nn.gelu(x @ w))
+        x = jax.nn.relu(jnp.where(x > 0, x + jax.nn.silu(x), jnp.linalg.norm(x)))
+    return x
+
+
+def normalized(params: list, x: Any) -> Any:
+    """Residual layers, each after a normalization."""
+    for w, b in params:
+        x = x + jax.nn.relu((x - x.mean()) / jnp.sqrt(x.var() + 1e-5) @ w + b)
+    return x
+
+
+def deep_loss(params: list, x: Any) -> Any:
+    """The energy of a network of plain layers."""
+    for w in params:
+        x = jnp.tanh(x @ w)
+    return (x**2).sum()
+
+
+def recurrence(x: Any, w: Any) -> Any:
+    """A scan of a long body."""
+
+    def step(state: Any, _: Any) -> tuple:
+        for _ in range(10):
+            state = jnp.tanh(state @ w) * 0.9 + 0.1
+        return state, state.sum()
+
+    return lax.scan(step, x, None, length=5)
+
+
+def branches(x: Any, w: Any) -> Any:
+    """Three choices of a lane between long branches."""
+
+    def sines(x: Any) -> Any:
+        for _ in range(10):
+            x = jnp.sin(x @ w)
+        return x
+
+    def cosines(x: Any) -> Any:
+        for _ in range(10):
+            x = jnp.cos(x) * 2
+        return x
+
+    for _ in range(3):
+        x = lax.cond(x.sum() > 0, sines, cosines, x)
+    return x
+
+
+def three_maps(vmap: Callable) -> Callable:
+    """Thirty equations under three maps, of which two are here."""
+
+    def waves(x: Any, y: Any) -> Any:
+        for _ in range(10):
+            x = jnp.sin(x) * y + 0.1
+        return x
+
+    return vmap(vmap(waves, (0, None)), (None, 0))
+
+
+def rows(n: int) -> tuple:
+    """Lanes [n, 8], and weights [8, 8]."""
+    return normal(0, n, 8), normal(1, 8, 8)
+
+
+def squares(count: int) -> list:
+    """Weights [8, 8] of so many layers."""
+    return [normal(i, 8, 8) for i in range(count)]
+
+
+TRACED = [
+    plain("many jits", activations, (0, None), rows),
+    plain("normalized layers", normalized, (None, 0), lambda n: ([(w, w[0]) for w in squares(6)], normal(9, n, 8))),
+    plain("gradient inside", jax.grad(deep_loss), (None, 0), lambda n: (squares(6), normal(9, n, 8))),
+    plain("scan of a long body", recurrence, (0, None), rows),
+    plain("branches, by lane", branches, (0, None), rows),
+    Workload("three nested maps", three_maps, (0, 0), lambda n: (normal(0, n, 6), normal(1, n, 5)), 4),
 ]

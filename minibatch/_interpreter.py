@@ -168,31 +168,36 @@ def _remembered(jaxpr: Any, key: Hashable, make: Callable[[], Any]) -> Any:
     return made
 
 
-def batch_closed(axis: Axis, jaxpr: Any, bdims: Sequence[int | None], force: Sequence[bool] = ()) -> tuple[Any, tuple]:
+def batch_closed(
+    axis: Axis, jaxpr: Any, bdims: Sequence[int | None], force: Sequence[bool | int | None] = ()
+) -> tuple[Any, tuple]:
     """`jaxpr` on many lanes, as a closed jaxpr again.
 
-    `bdims` says for each input where its batch dim is (None: shared). `force` says for each output whether it must be
-    batched, in front; without it an output comes as the rules leave it. Returns the jaxpr and the outputs' bdims.
+    `bdims` says for each input where its batch dim is (None: shared). `force` says for each output where it must have one
+    (True: in front); with False or None, and without it, an output comes as the rules leave it. Returns the jaxpr and the
+    outputs' bdims.
     """
     key = "batched", axis, tuple(bdims)
-    if not any(force):
+    places = tuple((0 if must else None) if isinstance(must, bool) else must for must in force)
+    if set(places) <= {None}:
         return remembered(jaxpr, key, lambda: _batch_closed(axis, jaxpr, bdims, ()))
 
     def make() -> tuple[Any, tuple]:
         found = recalled(jaxpr, key)
-        if found and all(d == 0 for d, must in zip(found[1], force, strict=True) if must):
+        if found and all(place in (None, d) for d, place in zip(found[1], places, strict=True)):
             return found  # what is asked for came by itself
-        return _batch_closed(axis, jaxpr, bdims, force)
+        return _batch_closed(axis, jaxpr, bdims, places)
 
-    return remembered(jaxpr, (*key, tuple(force)), make)
+    return remembered(jaxpr, (*key, places), make)
 
 
-def _batch_closed(axis: Axis, jaxpr: Any, bdims: Sequence[int | None], force: Sequence[bool]) -> tuple[Any, tuple]:
+def _batch_closed(axis: Axis, jaxpr: Any, bdims: Sequence[int | None], places: Sequence[int | None]) -> tuple[Any, tuple]:
     out_bdims: list[int | None] = []
 
     def many(*args: Any) -> list:
         outs = batch_jaxpr(axis, jaxpr, together(args, bdims))
-        outs = [Batched(lanes(axis, x), 0) if must else x for x, must in zip(outs, force or [False] * len(outs), strict=True)]
+        asked = zip(outs, places or [None] * len(outs), strict=True)
+        outs = [x if place is None else Batched(lanes(axis, x, place), place) for x, place in asked]
         arrays, out_bdims[:] = apart(outs)
         return arrays
 
@@ -225,7 +230,7 @@ def _equations(jaxpr: Any) -> Hashable:
         if eqn.primitive.name in CAPTURING or any(map(_jax.consts_of, inner)):
             return None
         read = tuple(_atom(x, numbers) for x in eqn.invars)
-        numbers.update((v, len(numbers) + i) for i, v in enumerate(eqn.outvars))
+        numbers |= {v: len(numbers) + i for i, v in enumerate(eqn.outvars)}
         avals = tuple(v.aval for v in eqn.outvars)
         params = tuple((name, repr(x) if type(x) in (bool, int, float) else x) for name, x in eqn.params.items())
         eqns.append((eqn.primitive, read, params, avals, eqn.ctx, eqn.source_info.name_stack))

@@ -121,14 +121,16 @@ def custom_jvp_call(axis: Axis, eqn: Any, *operands: Any) -> list:
         tangents = iter(found[count:])
         return [d is not None or not (zero or next(tangents) is None) for d, zero in zip(found, out_zeros, strict=False)]
 
-    force = _differing(axis, batch_closed(axis, fun, bdims)[1], tangents_differ)
-    jaxpr, out_bdims = batch_closed(axis, fun, bdims, force)
+    found = batch_closed(axis, fun, bdims)[1]
+    differs = _differing(axis, found, tangents_differ)
+    places = [(d or 0) if differ else None for d, differ in zip(found, differs, strict=True)]
+    jaxpr, out_bdims = batch_closed(axis, fun, bdims, places)
 
     @functools.cache
     def jvp(*zeros: bool) -> tuple[Any, Sequence[Any], Sequence[bool]]:
         jaxpr, given, out_zeros = lane_rule(zeros)
-        tangents = [differs for differs, zero in zip(force, out_zeros, strict=True) if not zero]
-        jaxpr, _ = batch_closed(axis, jaxpr, given, [*force, *tangents])
+        tangents = [place for place, zero in zip(places, out_zeros, strict=True) if not zero]
+        jaxpr, _ = batch_closed(axis, jaxpr, given, [*places, *tangents])
         return _jax.open_jaxpr(jaxpr), _jax.consts_of(jaxpr), out_zeros
 
     tangents = _jax.wrapped(jvp, params["jvp_jaxpr_fun"])
