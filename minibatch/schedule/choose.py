@@ -14,7 +14,7 @@ import numpy as np
 
 from minibatch import _jax
 from minibatch._batched import Array, Axis
-from minibatch._cost import Cost, jaxpr_cost
+from minibatch._cost import Cost, eqn_cost, jaxpr_cost
 from minibatch.schedule.live import acts
 from minibatch.schedule.loop import Loop
 from minibatch.schedule.stages import Stage
@@ -23,7 +23,7 @@ from minibatch.schedule.stages import Stage
 class Machine(NamedTuple):
     """What a device does in a second, in cache; and in seconds what a step of a loop costs it beside the work.
 
-    `step` is that of any step, `equation` that of each equation in it. `row` is what it costs, beside the bytes, to take a row
+    `step` is that of any step, `equation` that of each equation in it that is not fused with others. `row` is what it costs, beside the bytes, to take a row
     from one array and put it into another.
     """
 
@@ -36,7 +36,7 @@ class Machine(NamedTuple):
 
 
 MACHINES = {
-    "cpu": Machine(flops=4e10, transcendentals=2e9, bytes=1e11, step=1e-6, equation=5e-8, row=2e-9),
+    "cpu": Machine(flops=3e10, transcendentals=1e9, bytes=3e10, step=3e-7, equation=2.5e-7, row=1e-9),
     "gpu": Machine(flops=1e13, transcendentals=1e12, bytes=1e12, step=2e-5, equation=1e-6, row=1e-11),
     "tpu": Machine(flops=1e13, transcendentals=1e12, bytes=1e12, step=5e-6, equation=1e-6, row=1e-9),
 }
@@ -57,7 +57,9 @@ def seconds(cost: Cost) -> float:
 
 TRIPS = 8  # of a loop whose trips are not known
 STAGES = 6  # of compaction, at most: each is one more copy of the body to compile
-WORTH = 4  # windows of lanes, so that there is something to gain
+FILLED = 4  # times as long as what a step costs beside, the work in a window should take
+WORTH = 8  # times as long, that of all lanes, so that there is something to gain
+FEWER = 4  # times as many lanes as rows in a window, at least
 
 
 def stages(axis: Axis, loop: Loop, consts: Sequence[Array], live: Array, state: Sequence[Array]) -> Sequence[Stage]:
@@ -70,12 +72,11 @@ def stages(axis: Axis, loop: Loop, consts: Sequence[Array], live: Array, state: 
     if schedule == "lockstep" or not apart or any(_jax.names_axes(x) or acts(x) for x in (loop.cond, loop.body)):
         return ()
     work, overhead = step_seconds(loop)
-    window = _power_of_two(2 * overhead / work)
     if schedule == "auto":
-        schedule = "refill" if axis.size >= WORTH * window and jax.device_count() == 1 else "lockstep"
+        schedule = "refill" if axis.size * work >= WORTH * overhead and jax.device_count() == 1 else "lockstep"
     if schedule == "lockstep":
         return ()
-    window = min(window, max(1, axis.size // WORTH))
+    window = min(_power_of_two(FILLED * overhead / work), max(1, axis.size // FEWER))
     widths = [axis.size, window] if schedule == "refill" else _ladder(axis.size, window)
     leaves = [axis.size // 2, 0] if schedule == "refill" else [*widths[1:], 0]
     moving = _moving(loop, consts, state)
@@ -86,16 +87,18 @@ def step_seconds(loop: Loop) -> tuple[float, float]:
     """What a step costs for each lane, and beside that."""
     here, jaxprs = machine(), (loop.cond, loop.body)
     work = sum(seconds(jaxpr_cost(jaxpr, TRIPS)) for jaxpr in jaxprs)
-    return work + 1 / here.bytes, here.step + here.equation * sum(map(_equations, jaxprs))
+    return work + 1 / here.bytes, here.step + here.equation * sum(map(_unfused, jaxprs))
 
 
-def _equations(jaxpr: Any) -> float:
-    """How many equations run in `jaxpr`."""
-    return sum(1 + _times(eqn) * sum(map(_equations, _jax.inner_jaxprs(eqn))) for eqn in _jax.open_jaxpr(jaxpr).eqns)
+def _unfused(jaxpr: Any) -> float:
+    """How many equations run in `jaxpr` that are not fused with others."""
+    return sum(map(_parts, _jax.open_jaxpr(jaxpr).eqns))
 
 
-def _times(eqn: Any) -> int:
-    return {"scan": eqn.params.get("length"), "while": TRIPS}.get(eqn.primitive.name, 1)
+def _parts(eqn: Any) -> float:
+    inner = list(_jax.inner_jaxprs(eqn))
+    times = {"scan": eqn.params.get("length"), "while": TRIPS}.get(eqn.primitive.name, 1)
+    return times * sum(map(_unfused, inner)) if inner else float(eqn_cost(eqn).bytes > 0)
 
 
 def _moving(loop: Loop, consts: Sequence[Array], state: Sequence[Array]) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from minibatch import _jax
-from minibatch._batched import Axis, apart, front, is_batched, lanes, together
+from minibatch._batched import Axis, apart, front, is_batched, lanes
 from minibatch.schedule import choose
 from minibatch.schedule.borrow import hands_through
 from minibatch.schedule.lockstep import lockstep
@@ -20,14 +20,13 @@ def diverging(axis: Axis, eqn: Any, cond_consts: Sequence[Any], body_consts: Seq
     changes = tuple(origin != len(body_consts) + i for i, origin in enumerate(hands_through(body)))
     kept = [x for x, change in zip(carry, changes, strict=True) if not change]
     state = [lanes(axis, x) for x, change in zip(carry, changes, strict=True) if change]
-    consts, bdims = apart([*cond_consts, *body_consts, *kept])
+    consts, bdims = apart(map(_in_front, [*cond_consts, *body_consts, *kept]))
     loop = Loop(cond, body, (len(cond_consts), len(body_consts)), changes, tuple(bdims))
     live = loop.live(axis, consts, state)
     state = [_jax.vary_like(x, live) for x in state]
     stages = choose.stages(axis, loop, consts, live, state)
     if stages:
-        consts, bdims = apart(_in_front(x) for x in together(consts, bdims))
-        state = staged(axis, loop._replace(bdims=tuple(bdims)), stages, consts, live, state)
+        state = staged(axis, loop, stages, consts, live, state)
     else:
         state = lockstep(axis, eqn, loop, consts, live, state)
     return loop.carry(kept, state)

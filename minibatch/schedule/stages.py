@@ -56,7 +56,7 @@ def _program(axis: Axis, loop: Loop, stages: Sequence[Stage]) -> Any:
         rows = _steps(axis, loop, consts, Rows(count(live), live, state), stages[0].leaves, stages[0].patience)
         lane = jnp.arange(axis.size, dtype=np.int32)
         for before, stage in itertools.pairwise(stages):
-            queue = _picked(lane, rows.live, before.leaves)
+            queue = _picked(lane, rows, before.leaves)
             lane, rows = _windows(axis, loop, stage, consts, queue, rows.alive, rows.state)
         return rows.state
 
@@ -126,21 +126,22 @@ def _put(x: Array, lane: Array, rows: Array) -> Array:
 # A CPU runs these as loops of scalars, which XLA compiles, and which then run, several times faster than cumulative sums.
 
 
-def _picked(lanes: Array, live: Array, most: int) -> Array:
-    """[most] of the lanes that are live, in order; after them anything."""
+def _picked(lane: Array, rows: Rows, most: int) -> Array:
+    """[most] of the lanes in the rows that are live, in order; after them anything."""
 
-    def one_by_one(lanes: Array, live: Array) -> Array:
-        def note(i: Array, found: tuple) -> tuple:
-            count, queue = found
-            return count + live[i], _put(queue, count, lanes[i])
+    def one_by_one(lane: Array, live: Array, alive: Array) -> Array:
+        def note(carry: tuple) -> tuple:
+            i, found, queue = carry
+            return i + 1, found + live[i], _put(queue, found, lane[i])
 
-        return lax.fori_loop(0, live.size, note, (_like(live, np.int32(0)), _like(live, np.zeros(most, np.int32))))[1]
+        zero = _like(live, np.int32(0))
+        return lax.while_loop(lambda c: c[1] < alive, note, (zero, zero, _like(live, np.zeros(most, np.int32))))[2]
 
-    def at_once(lanes: Array, live: Array) -> Array:
+    def at_once(lane: Array, live: Array, alive: Array) -> Array:
         place = jnp.where(live, jnp.cumsum(live, dtype=np.int32) - 1, most)
-        return _put(_like(live, np.zeros(most, np.int32)), place, lanes)
+        return _put(_like(live, np.zeros(most, np.int32)), place, lane)
 
-    return lax.platform_dependent(lanes, live, cpu=one_by_one, default=at_once)
+    return lax.platform_dependent(lane, rows.live, rows.alive, cpu=one_by_one, default=at_once)
 
 
 def _filled(lane: Array, live: Array, queue: Array, begun: Array, left: Array, nobody: int) -> tuple[Array, Array]:
