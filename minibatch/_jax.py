@@ -373,13 +373,18 @@ class Surroundings:
 
     def __init__(self) -> None:
         self.stack, self.context = current_name_stack(), current_jaxpr_eqn_context()
+        self.mesh = get_abstract_mesh()
 
     def of(self, eqn: Any) -> Any:
         """Gives what is bound inside the source line, name stack and context of `eqn`, inside these."""
         info = eqn.source_info
         stack = self.stack + info.name_stack if info.name_stack.stack else self.stack
         line = user_context(info.traceback, name_stack=stack)
-        return line if eqn.ctx is self.context else _both(line, eqn.ctx.manager)
+        if eqn.ctx is self.context:
+            return line
+        if {*self.mesh.manual_axes} <= {*eqn.ctx.cur_abstract_mesh.manual_axes}:
+            return _both(line, eqn.ctx.manager)
+        return _both(_both(line, eqn.ctx.manager), jax.sharding.use_abstract_mesh(self.mesh))  # put into a shard_map by us
 
 
 @contextlib.contextmanager

@@ -313,3 +313,30 @@ def test_a_lane_on_one_device_cannot_lie_over_mesh_axes() -> None:
     fun = minibatch.vmap(lambda x: lax.with_sharding_constraint(x, device), spmd_axis_name="a")
     with pytest.raises(ValueError, match=r"make sure to run your jitted function inside the mesh context manager"):
         jax.jit(fun)(X)
+
+
+# --- lanes that diverge -----------------------------------------------------------------------------------------------
+
+
+def rounds(n: Any, x: Any, w: Any) -> Any:
+    return lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, jnp.tanh(c[1] @ W[:6]) * w), (0, x))
+
+
+@pytest.mark.parametrize("schedule", ["lockstep", "refill"])
+@pytest.mark.parametrize("where", ["spmd_axis_name", "explicit", "shard_map"])
+def test_each_device_steps_its_own_lanes(where: str, schedule: str) -> None:
+    n, x = np.random.default_rng(0).geometric(0.2, 32).astype(np.int32), np.tile(X[0], (8, 1))
+    mesh, name = (EXPLICIT, None) if where == "explicit" else (MESH, "a" if where == "spmd_axis_name" else None)
+    mapped = minibatch.vmap(rounds, (0, 0, None), spmd_axis_name=name, divergence=schedule)
+    if where == "shard_map":
+        mapped = jax.shard_map(mapped, mesh=mesh, in_specs=(P("a"), P("a"), P()), out_specs=P("a"))
+    with jax.set_mesh(mesh):
+        lie = NamedSharding(mesh, P("a"))
+        args = jax.device_put(n, lie), jax.device_put(x, lie), jnp.float32(0.9)
+        program = jax.jit(mapped).lower(*args).compile()
+        steps, found = program(*args)
+    assert not [word for word in ("all-reduce", "all-gather", "all-to-all", "collective") if word in program.as_text()]
+    np.testing.assert_array_equal(steps, n)
+    lane = jax.jit(rounds)
+    assert_close(np.asarray(found), np.stack([lane(*each, 0.9)[1] for each in zip(n, x, strict=True)]), 1e-4)
+    assert lies_as(found, "a") or where == "explicit"

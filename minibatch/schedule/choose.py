@@ -6,6 +6,7 @@ factors, and each is entered such that a wrong guess costs little.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,8 +24,8 @@ from minibatch.schedule.stages import Stage
 class Machine(NamedTuple):
     """What a device does in a second, in cache; and in seconds what a step of a loop costs it beside the work.
 
-    `step` is that of any step, `equation` that of each equation in it that is not fused with others. `row` is what it costs, beside the bytes, to take a row
-    from one array and put it into another.
+    `step` is that of any step, `equation` that of each equation in it that is not fused with others. `row` is what it costs,
+    beside the bytes, to take a row from one array and put it into another.
     """
 
     flops: float
@@ -73,7 +74,8 @@ def stages(axis: Axis, loop: Loop, consts: Sequence[Array], live: Array, state: 
         return ()
     work, overhead = step_seconds(loop)
     if schedule == "auto":
-        schedule = "refill" if axis.size * work >= WORTH * overhead and jax.device_count() == 1 else "lockstep"
+        on_one_device = jax.device_count() == 1 or _jax.varying(live)
+        schedule = "refill" if on_one_device and axis.size * work >= WORTH * overhead else "lockstep"
     if schedule == "lockstep":
         return ()
     window = min(_power_of_two(FILLED * overhead / work), max(1, axis.size // FEWER))
@@ -81,6 +83,16 @@ def stages(axis: Axis, loop: Loop, consts: Sequence[Array], live: Array, state: 
     leaves = [axis.size // 2, 0] if schedule == "refill" else [*widths[1:], 0]
     moving = _moving(loop, consts, state)
     return tuple(Stage(w, n, moving / (work + overhead / w)) for w, n in zip(widths, leaves, strict=True))
+
+
+def mesh_axes(axis: Axis, loop: Loop) -> tuple:
+    """The axes of the mesh under way over which the lanes are known to lie, each device with as many; none if they meet."""
+    mesh, names = jax.sharding.get_abstract_mesh(), axis.spmd_name or axis.mesh_name or ()
+    names = names if isinstance(names, tuple) else (names,)
+    if not names or not isinstance(axis.size, int) or any(_jax.names_axes(x) or acts(x) for x in (loop.cond, loop.body)):
+        return ()
+    free = all(name in mesh.axis_names and name not in mesh.manual_axes for name in names)
+    return names if free and axis.size % math.prod(mesh.shape[name] for name in names) == 0 else ()
 
 
 def step_seconds(loop: Loop) -> tuple[float, float]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import jax
+from jax.sharding import PartitionSpec as P
+
 from minibatch import _jax
-from minibatch._batched import Axis, apart, front, is_batched, lanes
+from minibatch._batched import Array, Axis, apart, front, is_batched, lanes
 from minibatch.schedule import choose
 from minibatch.schedule.borrow import hands_through
 from minibatch.schedule.lockstep import lockstep
@@ -24,12 +29,25 @@ def diverging(axis: Axis, eqn: Any, cond_consts: Sequence[Any], body_consts: Seq
     loop = Loop(cond, body, (len(cond_consts), len(body_consts)), changes, tuple(bdims))
     live = loop.live(axis, consts, state)
     state = [_jax.vary_like(x, live) for x in state]
+    return loop.carry(kept, _on_each_device(axis, eqn, loop, consts, live, state))
+
+
+def _on_each_device(axis: Axis, eqn: Any, loop: Loop, consts: list, live: Array, state: list) -> Sequence[Array]:
+    """The state once all lanes have stopped; where they lie over a mesh, each device steps its own, and waits for no other."""
+    over = choose.mesh_axes(axis, loop)
+    if not over:
+        return _scheduled(axis, eqn, loop, consts, live, state)
+    shards = math.prod(jax.sharding.get_abstract_mesh().shape[name] for name in over)
+    own = axis._replace(size=axis.size // shards, mesh_name=None, spmd_name=(), manual=(*axis.manual, *over))
+    lanes, shared = P(over), P()
+    specs = [lanes if d is not None else shared for d in loop.bdims], lanes, lanes
+    run = partial(_scheduled, own, eqn, loop)
+    return jax.shard_map(run, in_specs=specs, out_specs=lanes, axis_names={*over})(consts, live, state)
+
+
+def _scheduled(axis: Axis, eqn: Any, loop: Loop, consts: list, live: Array, state: list) -> list:
     stages = choose.stages(axis, loop, consts, live, state)
-    if stages:
-        state = staged(axis, loop, stages, consts, live, state)
-    else:
-        state = lockstep(axis, eqn, loop, consts, live, state)
-    return loop.carry(kept, state)
+    return list(staged(axis, loop, stages, consts, live, state) if stages else lockstep(axis, eqn, loop, consts, live, state))
 
 
 def _in_front(x: Any) -> Any:
