@@ -88,9 +88,14 @@ def test_derivatives_agree(order: str, case: Case) -> None:
     def check(bdims: tuple) -> None:
         stacked, per_lane = arguments(case, bdims, 3)
         one = jax.jit(lambda t, *args: derivative(along(args))(t))
-        wanted = jnp.stack([one(jnp.float32(0), *args) for args in per_lane])
-        close = {"rtol": 100 * case.tol, "atol": 100 * case.tol}
         within = vmap(lambda t, *args: derivative(along(args))(t), (0, *bdims))
+        try:
+            wanted = jnp.stack([one(jnp.float32(0), *args) for args in per_lane])
+        except NotImplementedError:  # JAX cannot even for one lane
+            with pytest.raises(NotImplementedError):
+                within(jnp.zeros(3), *stacked)
+            return
+        close = {"rtol": 100 * case.tol, "atol": 100 * case.tol}
         np.testing.assert_allclose(within(jnp.zeros(3), *stacked), wanted, **close)
         mapped = vmap(lambda t, *args: along(args)(t), (0, *bdims))
         around = jax.jit(lambda t, *args: derivative(lambda t: mapped(t, *args))(t))

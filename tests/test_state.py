@@ -35,6 +35,40 @@ def test_mapped_reference_in_two_maps() -> None:
     np.testing.assert_allclose(ref[...], np.tile(np.eye(4)[:, :1] * np.arange(3), (2, 1, 1)))
 
 
+def add(ref: Any, x: Any) -> None:
+    ref[0] += x
+
+
+STORING = {  # name: program of a lane's reference to [2], and of its value
+    "branch": lambda ref, x: lax.cond(x > 0.5, lambda: ref.__setitem__(0, x), lambda: ref.__setitem__(1, -x)),
+    "what a branch reads": lambda ref, x: lax.cond(ref[0] > 0, lambda: (ref.__setitem__(0, x), ref[1])[1], lambda: ref[0]),
+    "loop": lambda ref, x: lax.while_loop(lambda c: c < x, lambda c: (add(ref, c + 1), c + 1)[1], 0.0),
+    "loop in branch": lambda ref, x: lax.cond(
+        x > 1, lambda: lax.fori_loop(0, jnp.int32(x), lambda i, c: (add(ref, c), c + i)[1], 0.5), lambda: 0.5
+    ),
+    "branch in loop": lambda ref, x: lax.while_loop(
+        lambda c: c < x, lambda c: (lax.cond(c > 0, lambda: add(ref, c), lambda: None), c + 1)[1], 0.0
+    ),
+    "scan": lambda ref, x: lax.scan(lambda c, i: (ref.__setitem__(i, c + ref[i]), (c * 2, ref[0]))[1], x, jnp.arange(2)),
+    "inner map": lambda ref, x: minibatch.vmap(lambda e, y: e.__setitem__(..., y * x))(ref, jnp.arange(2.0)),
+    "callback beside": lambda ref, x: lax.cond(
+        x > 0.5, lambda: (jax.debug.callback(lambda _: None, x), add(ref, x))[1], lambda: None
+    ),
+}
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("name", STORING)
+def test_reference_in_branches_and_loops_that_lanes_take_apart(name: str, axis: int) -> None:
+    start, x = jnp.asarray([[-1.0, 2.0], [3.0, -4.0], [5.0, 0.5]]), jnp.arange(3.0)
+    refs = [jax.new_ref(row) for row in start]
+    lanes = [STORING[name](ref, v) for ref, v in zip(refs, x, strict=True)]
+    ref = jax.new_ref(jnp.moveaxis(start, 0, axis))
+    found = minibatch.vmap(STORING[name], (axis, 0))(ref, x)
+    jax.tree.map(lambda y, *ys: np.testing.assert_allclose(y, jnp.stack(ys)), found, *lanes)
+    np.testing.assert_allclose(jnp.moveaxis(ref[...], axis, 0), jnp.stack([ref[...] for ref in refs]))
+
+
 def test_shared_reference_can_be_read() -> None:
     table = jax.new_ref(jnp.arange(4.0) * 2)
     mapped = minibatch.vmap(lambda ref, i: ref[i], (None, 0))
