@@ -152,6 +152,21 @@ def test_map_inside_a_shard() -> None:
     np.testing.assert_allclose(found[1], X.cumsum(2), rtol=1e-4)
 
 
+def test_lanes_lie_over_several_spmd_axes() -> None:
+    constrained = lambda x: lax.with_sharding_constraint(x * 2, NamedSharding(MESH, P()))
+    sharded = lambda x: jax.shard_map(lambda x: x * 3, mesh=MESH, in_specs=P(), out_specs=P())(x)
+    for fun in (constrained, sharded):
+        assert lies_as(agree(fun, (0,), X, spmd_axis_name=("a", "b")), ("a", "b"))
+
+
+@pytest.mark.parametrize("spmd_axis_name", [None, "b"])
+def test_shard_map_may_close_over_a_lane(spmd_axis_name: Any) -> None:
+    def fun(x: Any, w: Any) -> Any:
+        return jax.shard_map(lambda x: x * w.sum() + lax.psum(x, "a"), mesh=MESH, in_specs=P("a"), out_specs=P("a"))(x)
+
+    agree(fun, (0, 0), X, W, spmd_axis_name=spmd_axis_name)
+
+
 @pytest.mark.parametrize("across", [lambda x: x - lax.pmean(x, "i"), lambda x: lax.psum(x, ("a", "i"))])
 def test_collective_over_the_lanes_inside_a_checked_shard_says_what_to_do(across: Callable) -> None:
     def mapped(check_vma: bool) -> Any:

@@ -13,9 +13,11 @@ from typing import Any
 
 import cases
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from oracle import Case, Draw, arguments, assert_close, bdims_of, stack_of_lanes
 
 import minibatch
@@ -124,3 +126,28 @@ def test_lanes_agree(mode: str, case: Case) -> None:
             theirs = jax.jit(jax.vmap(case.fun, bdims))(*stacked)
             assert_close(found, theirs, tol, "jax.vmap")
             assert weak(found) == weak(theirs)
+
+
+# --- a number of lanes that is not known yet --------------------------------------------------------------------------
+
+X = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+OF_ANY_SIZE = {
+    "elementwise": lambda x: jax.nn.softmax(jnp.sin(x) * jnp.arange(3)),
+    "index": lambda x: (x[jnp.argmax(x)], jnp.zeros(3).at[jnp.argmax(x)].add(x[0])),
+    "branch": lambda x: lax.cond(x[0] > 0, lambda x: x * 2, lambda x: -x, x),
+    "loop": lambda x: lax.while_loop(lambda c: c.sum() < 9, lambda c: c + jnp.abs(c) + 1, x),
+    "scan": lambda x: lax.scan(lambda c, y: (c + y, c * y), 0.0, x),
+    "solve": lambda x: jnp.linalg.solve(jnp.outer(x, x) + 3 * jnp.eye(3), x),
+    "gradient": jax.grad(lambda x: jnp.sin(x @ x)),
+    "across": lambda x: x * lax.axis_index("i") + lax.psum(x, "i"),
+    "constant": lambda x: 1.0,
+}
+
+
+@pytest.mark.parametrize("name", OF_ANY_SIZE)
+def test_exported_for_any_number_of_lanes(name: str) -> None:
+    mapped = minibatch.vmap(OF_ANY_SIZE[name], axis_name="i")
+    (size,) = jax.export.symbolic_shape("size")
+    exported = jax.export.export(jax.jit(mapped))(jax.ShapeDtypeStruct((size, 3), jnp.float32))
+    for few in (X, X[:2]):
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), exported.call(few), mapped(few))
