@@ -224,3 +224,16 @@ def test_a_collective_started_over_another_axis_stays_under_way() -> None:
     jaxpr = jax.make_jaxpr(mapped, axis_env=[("j", 2)])(jnp.ones((2, 3)))
     assert [eqn.primitive.name for eqn in jaxpr.eqns if "ppermute" in eqn.primitive.name] == ["ppermute_start", "ppermute_done"]
     assert [x.shape for x in jaxpr.out_avals] == [(3, 2)]
+
+
+def test_what_is_sent_to_nobody_has_no_gradient() -> None:
+    sent = lambda v: lax.ppermute(v**2, "i", [(0, 1), (1, 2)]).sum()
+    x = jnp.arange(6.0).reshape(3, 2)
+    found = minibatch.vmap(jax.grad(sent), axis_name="i")(x)  # jax.vmap refuses a permutation of some lanes
+    np.testing.assert_allclose(found, [[0, 2], [4, 6], [0, 0]])
+
+
+def test_inner_axis_of_the_same_name_is_the_one_meant() -> None:
+    x = jnp.arange(6.0).reshape(3, 2)
+    inner = minibatch.vmap(lambda v: lax.psum(v, "i"), axis_name="i")
+    np.testing.assert_allclose(minibatch.vmap(inner, axis_name="i")(x), np.broadcast_to(x.sum(1, keepdims=True), (3, 2)))
