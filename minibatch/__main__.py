@@ -42,6 +42,7 @@ def _explain_parser(commands: argparse._SubParsersAction) -> None:
     explain.add_argument("--out-axes", help="as for vmap")
     explain.add_argument("--axis-name", help="as for vmap")
     explain.add_argument("--axis-size", type=int, help="as for vmap")
+    explain.add_argument("--divergence", help="as for vmap: lockstep, compact, refill; select, partition")
     explain.add_argument("--memory", default="16GB", help="how much there is, to say how many lanes fit (default: 16GB)")
     explain.add_argument("--analyze", action="store_true", help="run it too, on arguments from --args-from or at random")
     explain.add_argument("--why", metavar="VALUE", help="why an equation, a line or an output differs by lane, and no more")

@@ -66,7 +66,7 @@ def _report(args: argparse.Namespace) -> Any:
     given = _made(module, args.args_from) if args.args_from else [argument(text) for text in args.arguments]
     options = {
         "in_axes": axes(args.in_axes), "out_axes": axes(args.out_axes), "axis_name": args.axis_name,
-        "axis_size": args.axis_size,
+        "axis_size": args.axis_size, "divergence": args.divergence,
     }  # fmt: skip
     options = {key: value for key, value in options.items() if value is not _UNSAID and value is not None}
     if args.analyze:

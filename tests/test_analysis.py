@@ -23,7 +23,7 @@ def halvings(x):
 
 def test_steps_are_those_that_each_lane_takes():
     x = jnp.array([0.5, 3.0, 100.0, 3.0])
-    report = analyzed(halvings, x)
+    report = analyzed(halvings, x, divergence="lockstep")
     steps = np.array([int(halvings(lane)) for lane in x])
     (trips,) = report.analysis.loops.values()
     assert (trips.min, trips.mean, trips.max) == (steps.min(), steps.mean(), steps.max())
@@ -55,7 +55,7 @@ def test_steps_of_a_loop_in_a_loop_are_counted_in_all():
 
 def test_the_work_of_loops_is_that_of_their_steps():
     def cost(x):
-        return analyzed(halvings, x).to_dict()["cost"]
+        return analyzed(halvings, x, divergence="lockstep").to_dict()["cost"]
 
     few, many = cost(jnp.array([1.5, 1.5])), cost(jnp.array([1.5, 100.0]))
     assert many["after"]["flops"] == pytest.approx(7 * few["after"]["flops"])  # all wait for the lane that takes seven

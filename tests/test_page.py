@@ -103,7 +103,7 @@ def test_argument_names_are_escaped():
     assert "img" not in [tag for tag, _ in page.elements]
 
 
-def test_page_of_a_large_program_is_small_and_its_text_quick():
+def test_page_of_a_large_program_is_small():
     def f(x):
         for _ in range(700):
             x = jnp.tanh(x * 2) + 1

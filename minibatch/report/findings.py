@@ -30,7 +30,7 @@ class Kind(NamedTuple):
 KINDS = {
     "MB-DV01": Kind(
         "lanes diverge",
-        "bound the trips, or sort lanes by how long they take and map over groups of them",
+        "try another schedule (divergence=\"refill\"), bound the steps, or sort lanes by how long they take",
         "W",
     ),
     "MB-BR01": Kind(

@@ -102,7 +102,7 @@ PROGRAMS = {
     "layer": Program(layer, (f32(128, 16), f32(16, 8)), {"in_axes": (0, None)}),
     "gradient": Program(jax.grad(loss), ({"w": f32(16, 8), "v": f32(8)}, f32(128, 16)), {"in_axes": (None, 0)}),
     "branches": Program(either, (f32(128, 32), f32(32, 32)), {"in_axes": (0, None)}),
-    "loop": Program(newton, (f32(1000), f32()), {"in_axes": (0, None)}),
+    "loop": Program(newton, (f32(1000), f32()), {"in_axes": (0, None), "divergence": "lockstep"}),
     "scan": Program(recurrent, (f32(64, 10, 16), f32(16, 16)), {"in_axes": (0, None)}),
     "indexing": Program(look_up, (f32(1000, 8), i32(256)), {"in_axes": (None, 0)}),
     "transposed": Program(columns, (f32(8, 8, 64), f32(8, 8)), {"in_axes": (2, None), "out_axes": (1, 0)}),
