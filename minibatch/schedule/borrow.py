@@ -12,6 +12,7 @@ from jax import lax
 
 from minibatch import _jax
 from minibatch._batched import Array, Axis, Batched, front, is_batched, laid
+from minibatch.schedule.live import acts
 
 
 def choose(which: Array, *cases: Array) -> Array:
@@ -44,12 +45,33 @@ def borrow(axis: Axis, taking: Array, operands: Sequence[Any], used: Sequence[bo
     return [lent(x) if lend else x for x, lend in zip(operands, lending, strict=True)]
 
 
+def meant(axis: Axis, jaxpr: Any, taking: Array, operands: Sequence[Any]) -> list:
+    """The operands for a `jaxpr` that runs for all lanes, but is meant for those `taking` [B] part.
+
+    Lanes that do not are borrowed for, if that matters: they might send NaN to what all lanes share, or `jaxpr` is careful.
+    Otherwise no derivative flows back to them.
+    """
+    used = reads(jaxpr)
+    if careful(jaxpr) or any(use and not is_batched(x) and _differentiable(x) for x, use in zip(operands, used, strict=True)):
+        return borrow(axis, taking, operands, used)
+
+    def detached(x: Batched) -> Batched:
+        value = front(x)
+        return Batched(choose(taking, lax.stop_gradient(value), value), 0)
+
+    return [detached(x) if is_batched(x) and _differentiable(x.value) else x for x in operands]
+
+
+def _differentiable(x: Any) -> bool:
+    return _jax.is_tracer(x) and jnp.issubdtype(x.dtype, jnp.inexact)
+
+
 def differentiable_if_any(taking: Array, operands: Sequence[Any], used: Sequence[bool]) -> list:
     """The operands, where those that all lanes share get a cotangent only if some lane is `taking` [B] part.
 
     What no lane takes part in may run on values that it was not meant for, and send NaN back to them.
     """
-    masked = [use and _jax.is_tracer(x) and jnp.issubdtype(x.dtype, jnp.inexact) for x, use in zip(operands, used, strict=True)]
+    masked = [use and not is_batched(x) and _differentiable(x) for x, use in zip(operands, used, strict=True)]
     if not any(masked):
         return list(operands)
     taken = jnp.any(taking)
@@ -70,33 +92,26 @@ def hands_through(jaxpr: Any) -> list[int | None]:
     return [None if isinstance(v, _jax.Literal) else numbers.get(v) for v in jaxpr.outvars]
 
 
-# --- what must not run for nobody -------------------------------------------------------------------------------------
+# --- what must not run on values that were not meant for it -----------------------------------------------------------
 
-LOOPS = "while scan for"
-FACTORIZATIONS = (
-    "cholesky cholesky_update custom_linear_solve eig eigh hessenberg householder_product lu qr schur svd "
-    "triangular_solve tridiagonal tridiagonal_solve"
+CALLS_OUT_OF_XLA = frozenset(
+    ["pure_callback", "io_callback", "debug_callback", "debug_print", "ffi_call", "pallas_call", "call_exported"]
 )
-CALLS_OUT_OF_XLA = "pure_callback io_callback debug_callback debug_print ffi_call pallas_call call_exported"
-HEAVY = frozenset(f"{LOOPS} {FACTORIZATIONS} {CALLS_OUT_OF_XLA}".split())
-MANY = 64  # equations
 
 
-def guarded(jaxpr: Any) -> bool:
-    """Whether `jaxpr` may only run on values meant for it, and not at all if there are none.
+def careful(jaxpr: Any) -> bool:
+    """Whether `jaxpr` must only see values that were meant for it: it may not end on others, or is seen to run, or checks them.
 
-    So it is if it holds a loop, a factorization or a call out of XLA, if it has many equations, or if JAX watches for
-    every NaN. Other branches are cheaper run than skipped.
+    So is everything if JAX watches for NaN.
     """
-    return _weight(jaxpr) > MANY or _jax.watches_nans()
+    return may_not_end(jaxpr) or _jax.watches_nans() or acts(jaxpr) or _holds(jaxpr, CALLS_OUT_OF_XLA)
 
 
 def may_not_end(jaxpr: Any) -> bool:
     """Whether `jaxpr` holds a loop that may go on for ever on values that were not meant for it."""
-    eqns = _jax.open_jaxpr(jaxpr).eqns
-    return any(eqn.primitive.name == "while" or any(map(may_not_end, _jax.inner_jaxprs(eqn))) for eqn in eqns)
+    return _holds(jaxpr, frozenset(["while"]))
 
 
-def _weight(jaxpr: Any) -> int:
+def _holds(jaxpr: Any, names: frozenset[str]) -> bool:
     eqns = _jax.open_jaxpr(jaxpr).eqns
-    return sum(1 + MANY * (eqn.primitive.name in HEAVY) + sum(map(_weight, _jax.inner_jaxprs(eqn))) for eqn in eqns)
+    return any(eqn.primitive.name in names or any(_holds(inner, names) for inner in _jax.inner_jaxprs(eqn)) for eqn in eqns)

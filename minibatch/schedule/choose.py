@@ -7,7 +7,7 @@ factors, and each is entered such that a wrong guess costs little.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,8 @@ import numpy as np
 
 from minibatch import _jax
 from minibatch._batched import Array, Axis
-from minibatch._cost import Cost, eqn_cost, jaxpr_cost
+from minibatch._cost import Cost, eqn_cost, jaxpr_cost, nbytes, runs, words
+from minibatch.schedule.borrow import CALLS_OUT_OF_XLA, careful, hands_through, reads
 from minibatch.schedule.live import acts
 from minibatch.schedule.loop import Loop
 from minibatch.schedule.stages import Stage
@@ -134,3 +135,142 @@ def _ladder(start: int, end: int) -> list[int]:
     rungs = min(STAGES - 1, max(1, round(np.log2(start / end))))
     widths = [round(start * (end / start) ** (i / rungs)) for i in range(rungs + 1)]
     return sorted({*widths}, reverse=True)
+
+
+# --- branches ---------------------------------------------------------------------------------------------------------
+
+
+class Wide(NamedTuple):
+    """What it takes a device to bring lanes together, and beside the work to run them."""
+
+    compare: float  # seconds for each comparison of a sort
+    call: float  # seconds for each matrix that is factorized, by a library
+    ask: float  # seconds to ask on the device whether a branch is taken by anybody
+    place: float  # seconds to find a lane its place
+    move: float  # bytes of lanes that are moved to and from their places
+    launch: float  # seconds to start an operation
+    chunks: int  # at most so many for a branch: the last of them is not full
+    fewest: int  # lanes that run as fast side by side as many
+
+
+WIDE = {
+    "cpu": Wide(compare=2e-8, call=3e-7, ask=2e-6, place=3e-8, move=1e10, launch=7e-8, chunks=64, fewest=32),
+    "gpu": Wide(compare=1e-10, call=1e-6, ask=5e-5, place=1e-10, move=1e12, launch=5e-6, chunks=8, fewest=4096),
+}
+ROUNDS = 50.0  # of a loop in a branch, if they are not known: to take too many costs little, too few may cost a lot
+GAIN = 15.0  # a partition must save so much more than it costs
+LOSS = 0.07  # of the time may be lost by running in chunks if all lanes take one branch
+HOST = 1e-4  # seconds for a call of a lane out of XLA
+
+FACTORIZATIONS = words("""
+    cholesky cholesky_update eig eigh hessenberg householder_product geqrf lu qr schur svd triangular_solve tridiagonal
+    tridiagonal_solve
+""")
+LOOPS = words("scan while")
+
+
+class Plan(NamedTuple):
+    """How a partition runs: `numbers` of the branches whose lanes come together, in chunks of `width` lanes.
+
+    `recompute` says of each whether its reverse pass computes again what it needs, rather than to keep it: what a branch
+    keeps is kept, as zeros, by chunks of the other branches too.
+    """
+
+    numbers: tuple[int, ...]
+    width: int
+    recompute: tuple[bool, ...]
+
+
+def plan(axis: Axis, branches: Sequence[Any], batched: Sequence[bool]) -> Plan | None:
+    """Which of the branches should run for their own lanes alone, if any.
+
+    Those that cost more than to move what they make, and read of operands that are `batched`; as long as nothing is lost
+    if all lanes take one branch.
+    """
+    asked, here = axis.divergence.branches, wide()
+    able = [k for k, branch in enumerate(branches) if _only_computes(axis, branch)]
+    if asked == "select" or not able or not isinstance(axis.size, int) or axis.size < 2 or axis.mesh_name is not None:
+        return None
+    times = [lane_seconds(branch) for branch in branches]
+    moves = [here.place + 2 * _moved(branch, batched) / here.move for branch in branches]
+    numbers = [k for k in able if times[k] > moves[k]] if asked == "auto" else able
+    most = max(numbers, default=None, key=times.__getitem__)
+    if most is None:
+        return None
+    width = max(here.fewest, -(-axis.size // here.chunks))
+    if asked == "auto":
+        width = max(width, _power_of_two(max(1, launches(branches[most]) * here.launch / (LOSS * sum(times)))))
+        if axis.size < 2 * width or sum(times) < GAIN * moves[most] or not _on_one_device():
+            return None
+    again = tuple(lane_seconds(branches[k]) < kept(branches[k]) / here.move for k in numbers)
+    return Plan(tuple(numbers), min(width, -(-axis.size // 2)), again)
+
+
+def _on_one_device() -> bool:
+    """Whether lanes that move stay on their device: there is but one, or each runs a program of its own (`jax.shard_map`)."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return jax.device_count() == 1 or (not mesh.empty and set(mesh.manual_axes) == set(mesh.axis_names))
+
+
+def guarded(axis: Axis, branch: Any) -> bool:
+    """Whether a branch that runs for all lanes should be skipped if no lane takes it.
+
+    It must be if it is careful of what it sees. Otherwise if that saves more than to ask costs; much more if it is but
+    elementwise, for it fuses with the choice, and then the compiler may skip it lane by lane.
+    """
+    enough = 2 * GAIN * wide().ask * (1 if launches(branch) else 10)
+    return careful(branch) or (isinstance(axis.size, int) and axis.size * lane_seconds(branch) > enough)
+
+
+def wide() -> Wide:
+    """The device that programs are made for just now."""
+    return WIDE.get(jax.default_backend(), WIDE["gpu"])
+
+
+def lane_seconds(jaxpr: Any) -> float:
+    """How long one of many lanes of `jaxpr` should take."""
+    here = wide()
+
+    def beside(eqn: Any) -> float:
+        name = eqn.primitive.name
+        if name in ("sort", "top_k"):
+            return here.compare * eqn_cost(eqn).flops
+        return here.call * (name in FACTORIZATIONS) + HOST * (name in CALLS_OUT_OF_XLA)
+
+    return seconds(jaxpr_cost(jaxpr, ROUNDS)) + _all(jaxpr, beside)
+
+
+def launches(jaxpr: Any) -> float:
+    """How many operations `jaxpr` starts one after the other."""
+
+    def started(eqn: Any) -> float:
+        inside = runs(eqn, ROUNDS)
+        return 2 * inside[-1].times if inside and eqn.primitive.name in LOOPS else eqn_cost(eqn).bytes > 0
+
+    return _all(jaxpr, started)
+
+
+def kept(jaxpr: Any) -> float:
+    """Bytes of what a reverse pass may need of one run of `jaxpr`: at most all that it makes."""
+    return _all(jaxpr, lambda eqn: 0 if runs(eqn) else sum(map(nbytes, eqn.outvars)))
+
+
+def _only_computes(axis: Axis, branch: Any) -> bool:
+    """Whether a branch computes something of each lane by itself, and does nothing else."""
+    computes = _jax.open_jaxpr(branch).eqns and None in hands_through(branch)
+    return bool(computes) and not acts(branch) and not _jax.lanes_meet(branch, axis.name)
+
+
+def _moved(branch: Any, batched: Sequence[bool]) -> float:
+    """Bytes of one lane that go into `branch` and out."""
+    inputs = zip(_jax.open_jaxpr(branch).invars, reads(branch), batched, strict=True)
+    outputs = zip(_jax.open_jaxpr(branch).outvars, hands_through(branch), strict=True)
+    return sum(nbytes(v) for v, *both in inputs if all(both)) + sum(nbytes(v) for v, origin in outputs if origin is None)
+
+
+def _all(jaxpr: Any, of: Callable[[Any], float]) -> float:
+    """The sum `of` all equations that one run of `jaxpr` goes through."""
+    total = 0.0
+    for eqn in _jax.open_jaxpr(jaxpr).eqns:
+        total += of(eqn) + sum(run.times * _all(run.jaxpr, of) for run in runs(eqn, ROUNDS) or ())
+    return total
