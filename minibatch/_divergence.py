@@ -12,6 +12,7 @@ from minibatch import _errors
 
 LOOPS = ("lockstep", "compact", "refill")
 BRANCHES = ("select", "partition")
+STAGED = "while_in_stages"  # what a loop in stages is called in a program
 
 
 class Divergence(NamedTuple):
@@ -21,6 +22,7 @@ class Divergence(NamedTuple):
     branches: str = "auto"
 
 
+mapping = jax.make_user_context(False)  # whether a function is being traced that will itself be mapped
 _region = jax.make_user_context(Divergence())  # jax.jit traces anew where it changes
 
 
@@ -41,6 +43,8 @@ def chosen(words: Any) -> Divergence:
             found = found._replace(branches=word)
         else:
             raise _errors.no_schedule(word, LOOPS, BRANCHES)
+    if mapping.value and found.loops == "auto":  # the map around schedules for its lanes; over both would gain little
+        found = found._replace(loops="lockstep")
     return found
 
 

@@ -12,6 +12,7 @@ from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_leaves, tre
 
 from minibatch import _axes, _errors, _jax
 from minibatch._batched import Axis
+from minibatch._divergence import mapping
 
 
 class Call(NamedTuple):
@@ -150,7 +151,7 @@ def _trace(call: Call, mode: contextlib.AbstractContextManager) -> Traced:
 
     axis = call.axis
     avals = [_jax.lane_aval(x, d, axis.size) for x, d in zip(call.arrays(), call.array_axes(), strict=True)]
-    with _jax.axis_env(axis), _errors.named_in_checked_shards(axis.name):
+    with _jax.axis_env(axis), mapping(True), _errors.named_in_checked_shards(axis.name):
         jaxpr = _jax.trace_jaxpr(one_lane, avals, named=call.fun)
     out_tree, outputs = record
     return Traced(jaxpr, out_tree, tuple(outputs))

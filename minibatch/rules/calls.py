@@ -13,6 +13,7 @@ from jax.tree_util import tree_flatten, tree_structure, tree_unflatten
 
 from minibatch import _jax
 from minibatch._batched import Axis, Batched, apart, front, is_batched, lanes, together
+from minibatch._divergence import STAGED
 from minibatch._interpreter import batch_closed, batch_jaxpr, captured_by, known, lifted_avals
 from minibatch._jax import rebind, rebind_as
 from minibatch._registry import rule
@@ -23,7 +24,9 @@ from minibatch.rules.fallback import one_by_one
 
 @rule("jit", anywhere=True, inside=True)
 def jit(axis: Axis, eqn: Any, *operands: Any) -> list:
-    """jit(f)(x)   lifts to   jit(lifted f)(x)."""
+    """jit(f)(x)   lifts to   jit(lifted f)(x). Loops that were given stages over other lanes get none over these too."""
+    if eqn.params["name"] == STAGED:
+        axis = axis._replace(divergence=axis.divergence._replace(loops="lockstep"))
     arrays, bdims = apart(operands)
     jaxpr, out_bdims = batch_closed(axis, eqn.params["jaxpr"], bdims)
     placed = _placed(axis, eqn, bdims, out_bdims) if _jax.is_placed(eqn.params) else {}

@@ -18,6 +18,7 @@ from jax import lax
 
 from minibatch import _jax
 from minibatch._batched import Array, Axis
+from minibatch._divergence import STAGED
 from minibatch._interpreter import remembered
 from minibatch.schedule.loop import Loop, count
 
@@ -60,6 +61,7 @@ def _program(axis: Axis, loop: Loop, stages: Sequence[Stage]) -> Any:
             lane, rows = _windows(axis, loop, stage, consts, queue, rows.alive, rows.state)
         return rows.state
 
+    while_in_stages.__name__ = STAGED
     return jax.jit(while_in_stages)
 
 
