@@ -200,16 +200,10 @@ def plan(axis: Axis, branches: Sequence[Any], batched: Sequence[bool]) -> Plan |
     width = max(here.fewest, -(-axis.size // here.chunks))
     if asked == "auto":
         width = max(width, _power_of_two(max(1, launches(branches[most]) * here.launch / (LOSS * sum(times)))))
-        if axis.size < 2 * width or sum(times) < GAIN * moves[most] or not _on_one_device():
+        if axis.size < 2 * width or sum(times) < GAIN * moves[most] or jax.device_count() > 1:
             return None
     again = tuple(lane_seconds(branches[k]) < kept(branches[k]) / here.move for k in numbers)
     return Plan(tuple(numbers), min(width, -(-axis.size // 2)), again)
-
-
-def _on_one_device() -> bool:
-    """Whether lanes that move stay on their device: there is but one, or each runs a program of its own (`jax.shard_map`)."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return jax.device_count() == 1 or (not mesh.empty and set(mesh.manual_axes) == set(mesh.axis_names))
 
 
 def guarded(axis: Axis, branch: Any) -> bool:
