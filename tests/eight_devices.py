@@ -355,3 +355,30 @@ def test_each_device_steps_its_own_lanes(where: str, schedule: str) -> None:
     lane = jax.jit(rounds)
     assert_close(np.asarray(found), np.stack([lane(*each, 0.9)[1] for each in zip(n, x, strict=True)]), 1e-4)
     assert lies_as(found, "a") or where == "explicit"
+
+
+# --- branches that only some devices take -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("divergence", ["auto", "partition"])
+def test_gradient_of_a_branch_that_one_device_takes(divergence: Any) -> None:
+    """The operand that lies alike on all devices has its cotangent summed outside of the branch: nobody waits in it."""
+
+    def each(w: Any, x: Any) -> Any:
+        def dear() -> Any:
+            return lax.scan(lambda c, _: (jnp.tanh(w @ c), None), x, None, length=60)[0]
+
+        return lax.cond(x[0] > 0, dear, lambda: jnp.sqrt(x**2 + 1.0) + w[0]).sum()
+
+    def gradient(w: Any, x: Any) -> Any:
+        mapped = minibatch.vmap(each, in_axes=(None, 0), divergence=divergence)
+        return jax.grad(lambda *args: mapped(*args).sum(), (0, 1))(w, x)
+
+    x = np.abs(np.random.default_rng(0).normal(size=(64, 16))) * np.where(np.arange(64) < 8, 1, -1)[:, None]
+    x, w = x.astype("f"), np.eye(16, dtype="f") / 2
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+    specs = P(), P("d")
+    of_w, of_x = jax.jit(jax.shard_map(gradient, mesh=mesh, in_specs=specs, out_specs=specs))(w, x)
+    lanes_of_w, lanes_of_x = jax.jit(lambda w, x: lax.map(lambda row: jax.grad(each, (0, 1))(w, row), x))(w, x)
+    assert_close(of_w, lanes_of_w.sum(0), 1e-4)
+    assert_close(of_x, lanes_of_x, 1e-4)

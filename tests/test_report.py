@@ -238,8 +238,10 @@ def test_why_of_what_all_lanes_share():
 
 def test_why_of_a_line_and_of_a_finding():
     report = report_of("branches")
-    line = report.findings[0].line
-    assert report.why(f"programs.py:{line.number}") == report.why(f"line {line.number}") == report.why(report.findings[0])
+    finding = report.findings[0]
+    assert report.why(f"programs.py:{finding.line.number}") == report.why(f"line {finding.line.number}")
+    assert report.why(finding) == report.why(finding.equations[0])
+    assert report.why(finding).startswith("cond") and "argument x, lanes on axis 0" in report.why(finding)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from minibatch import _jax
-from minibatch._batched import Array, Axis, Batched, front, is_batched, laid
+from minibatch._batched import Array, Axis, Batched, front, is_batched, laid, lanes
 from minibatch.schedule.live import acts
 
 
@@ -76,6 +76,25 @@ def differentiable_if_any(taking: Array, operands: Sequence[Any], used: Sequence
         return list(operands)
     taken = jnp.any(taking)
     return [lax.select_n(taken, lax.stop_gradient(x), x) if mask else x for x, mask in zip(operands, masked, strict=True)]
+
+
+def to_each_lane(axis: Axis, index: Array, operands: Sequence[Any], used: Sequence[bool]) -> tuple[Axis, list]:
+    """The axis and the operands for branches of which devices of a mesh may take different ones, as `index` [B] varies.
+
+    The cotangent of an operand that lies alike on all devices is summed over them where it is used: in a branch that not
+    all of them take, some would wait for ever. So every lane gets a copy of it, whose cotangent is summed outside.
+    """
+    names = _jax.varying(index)
+    if not names:
+        return axis, list(operands)
+    axis = axis._replace(manual=(*axis.manual, *sorted(names - {*axis.manual}, key=str)))
+
+    def copied(x: Any) -> Any:
+        if is_batched(x):
+            return x._replace(value=_jax.vary(x.value, axis.manual))
+        return Batched(lanes(axis, x), 0) if _differentiable(x) and not names <= _jax.varying(x) else x
+
+    return axis, [copied(x) if use else x for x, use in zip(operands, used, strict=True)]
 
 
 def reads(jaxpr: Any) -> list[bool]:

@@ -13,7 +13,7 @@ from minibatch import _jax
 from minibatch._batched import Array, Axis, Batched, apart, is_batched, lanes
 from minibatch._interpreter import batch_closed, batch_jaxpr, remembered
 from minibatch._jax import rebind
-from minibatch.schedule.borrow import choose, differentiable_if_any, hands_through, meant, reads
+from minibatch.schedule.borrow import choose, differentiable_if_any, hands_through, meant, reads, to_each_lane
 from minibatch.schedule.choose import guarded, plan
 from minibatch.schedule.live import acts, taking_part
 from minibatch.schedule.partition import look_up, partition
@@ -26,6 +26,8 @@ def select(axis: Axis, eqn: Any, index: Array, operands: Sequence[Any]) -> list:
     """
     branches = eqn.params["branches"]
     origins = [hands_through(branch) for branch in branches]
+    read = [any(each) for each in zip(*map(reads, branches), strict=True)]
+    axis, operands = to_each_lane(axis, index, operands, read)
     parted = plan(axis, branches, [is_batched(x) for x in operands])
     own = parted.numbers if parted else ()
     made = [j for j in range(len(eqn.outvars)) if any(origins[k][j] is None for k in own)]  # by the branches of the plan
