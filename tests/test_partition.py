@@ -258,7 +258,7 @@ def plan_for(size: Any, fun: Callable, *avals: Any, divergence: str = "auto") ->
     """What is chosen for a branch that does nothing, and `fun`."""
     branches = [jax.make_jaxpr(f)(*avals) for f in (lambda x: x, fun)]
     axis = Axis(size, divergence=Divergence(branches=divergence))
-    return choose.plan(axis, branches, [True] * len(avals))
+    return choose.plan(axis, branches, jnp.zeros(axis.size, int), [True] * len(avals))
 
 
 def test_what_costs_little_is_not_partitioned() -> None:

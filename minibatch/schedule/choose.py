@@ -75,8 +75,7 @@ def stages(axis: Axis, loop: Loop, consts: Sequence[Array], live: Array, state: 
         return ()
     work, overhead = step_seconds(loop)
     if schedule == "auto":
-        on_one_device = jax.device_count() == 1 or _jax.varying(live)
-        schedule = "refill" if on_one_device and axis.size * work >= WORTH * overhead else "lockstep"
+        schedule = "refill" if on_one_device(live) and axis.size * work >= WORTH * overhead else "lockstep"
     if schedule == "lockstep":
         return ()
     window = min(_power_of_two(FILLED * overhead / work), max(1, axis.size // FEWER))
@@ -94,6 +93,11 @@ def mesh_axes(axis: Axis, loop: Loop) -> tuple:
         return ()
     free = all(name in mesh.axis_names and name not in mesh.manual_axes for name in names)
     return names if free and axis.size % math.prod(mesh.shape[name] for name in names) == 0 else ()
+
+
+def on_one_device(x: Array) -> bool:
+    """Whether the lanes of `x` are known to lie on one device: there is but one, or this is each device's own part."""
+    return jax.device_count() == 1 or bool(_jax.varying(x))
 
 
 def step_seconds(loop: Loop) -> tuple[float, float]:
@@ -181,8 +185,8 @@ class Plan(NamedTuple):
     recompute: tuple[bool, ...]
 
 
-def plan(axis: Axis, branches: Sequence[Any], batched: Sequence[bool]) -> Plan | None:
-    """Which of the branches should run for their own lanes alone, if any.
+def plan(axis: Axis, branches: Sequence[Any], index: Array, batched: Sequence[bool]) -> Plan | None:
+    """Which of the branches, whose number `index` [B] gives, should run for their own lanes alone, if any.
 
     Those that cost more than to move what they make, and read of operands that are `batched`; as long as nothing is lost
     if all lanes take one branch.
@@ -200,7 +204,7 @@ def plan(axis: Axis, branches: Sequence[Any], batched: Sequence[bool]) -> Plan |
     width = max(here.fewest, -(-axis.size // here.chunks))
     if asked == "auto":
         width = max(width, _power_of_two(max(1, launches(branches[most]) * here.launch / (LOSS * sum(times)))))
-        if axis.size < 2 * width or sum(times) < GAIN * moves[most] or jax.device_count() > 1:
+        if axis.size < 2 * width or sum(times) < GAIN * moves[most] or not on_one_device(index):
             return None
     again = tuple(lane_seconds(branches[k]) < kept(branches[k]) / here.move for k in numbers)
     return Plan(tuple(numbers), min(width, -(-axis.size // 2)), again)

@@ -28,7 +28,7 @@ def select(axis: Axis, eqn: Any, index: Array, operands: Sequence[Any]) -> list:
     origins = [hands_through(branch) for branch in branches]
     read = [any(each) for each in zip(*map(reads, branches), strict=True)]
     axis, operands = to_each_lane(axis, index, operands, read)
-    parted = plan(axis, branches, [is_batched(x) for x in operands])
+    parted = plan(axis, branches, index, [is_batched(x) for x in operands])
     own = parted.numbers if parted else ()
     made = [j for j in range(len(eqn.outvars)) if any(origins[k][j] is None for k in own)]  # by the branches of the plan
 
