@@ -64,6 +64,11 @@ def _report(args: argparse.Namespace) -> Any:
     module = _load(place)
     fun = _find(module, name)
     given = _made(module, args.args_from) if args.args_from else [argument(text) for text in args.arguments]
+    if not given and args.axis_size is None:
+        raise Unusable(
+            f"say what {name} takes: each argument, with its lanes, as dtype[shape], such as f32[128,3]; or --args-from, with "
+            "a function that makes them"
+        )
     options = {
         "in_axes": axes(args.in_axes), "out_axes": axes(args.out_axes), "axis_name": args.axis_name,
         "axis_size": args.axis_size, "divergence": args.divergence,

@@ -62,6 +62,29 @@ def test_the_work_of_loops_is_that_of_their_steps():
     assert many["before"]["flops"] == pytest.approx(4 * few["before"]["flops"])  # one takes one, the other seven
 
 
+def test_what_a_loop_calls_at_two_places_counts_as_its_steps_once():
+    def f(x):
+        def step(s):
+            x, n = s
+            x = jnp.where(x > 50, x / 4, x / 2)  # two calls of one jaxpr
+            return x, jnp.where(x < 1, n + 1, n + 2)
+
+        return lax.while_loop(lambda s: s[0] >= 1, step, (x, jnp.float32(0)))[1]
+
+    def operations(x, **options):
+        return explain(f, divergence="lockstep", **options)(x).to_dict()["cost"]["after"]["flops"]
+
+    x = jnp.array([100.0, 3.0])  # six and two steps
+    assert operations(x, analyze=True) == pytest.approx(6 * operations(x), rel=0.2)
+
+
+def test_a_fusion_takes_the_time_of_all_lines_in_it():
+    report = analyzed(lambda x: jnp.sin(x) + jnp.cos(x) * x, jnp.ones((64, 5000)))
+    assert [line.measured for line in report.lines if line.measured] == [pytest.approx(1.0)]
+    numbers = [n for n, e in report._equations.items() if e.name in ("sin", "cos", "mul")]
+    assert all(report.analysis.seconds.get(n, 0) > 0 for n in numbers)
+
+
 def test_lanes_are_counted_by_branch():
     def f(x):
         return lax.switch(jnp.int32(x), [jnp.sin, jnp.cos, jnp.tan], x)

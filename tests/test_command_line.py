@@ -111,10 +111,11 @@ UNUSABLE = {
     "no_such_file.py:f": "there is no file 'no_such_file.py'",
     f"{ATTENTION}:attent": "attention has no function 'attent'",
     "attend": "'attend' is no FILE_OR_MODULE:FUNCTION",
+    f"{ATTENTION}:attend": "say what attend takes: each argument, with its lanes, as dtype[shape]",
 }
 
 
-@pytest.mark.parametrize("function", UNUSABLE, ids=["module", "file", "function", "form"])
+@pytest.mark.parametrize("function", UNUSABLE, ids=["module", "file", "function", "form", "arguments"])
 def test_what_cannot_be_explained_is_said(function: str, capsys: pytest.CaptureFixture) -> None:
     assert main(["explain", function]) == 2
     assert UNUSABLE[function] in capsys.readouterr().err

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from minibatch import _jax
-from minibatch.report.facts import Facts
+from minibatch.report.facts import Equation, Facts
 from minibatch.report.probe import Place, Probe, Probed
 
 BINS = 10
@@ -110,24 +110,48 @@ class Counts(Probe):
 
 # --- times ------------------------------------------------------------------------------------------------------------
 
+COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 INSTRUCTION = re.compile(r'^\s*(?:ROOT )?%?([\w.\-]+) = .*?\s([\w\-]+)\(.*op_name="([^"]*)"')
+FUSED = re.compile(r"calls=%?([\w.\-]+)")
 CONTAINERS = frozenset({"while", "conditional", "call"})  # their time is that of what is inside
 
 
 def _seconds(facts: Facts) -> dict[int, float] | None:
-    """How long what each equation became ran, by the profiler; None if it tells nothing. A fusion goes to its root."""
+    """How long what each equation became ran, by the profiler; None if it tells nothing."""
     compiled = jax.jit(lambda *arrays: _jax.evaluate(facts.batched, arrays)).lower(*facts.arrays).compile()
-    owners = {}
-    for line in (compiled.as_text() or "").splitlines():
-        found = INSTRUCTION.match(line)
-        if found and found[2] not in CONTAINERS:
-            owners[found[1]] = facts.owner(found[3])
+    shares = _shares(facts, compiled.as_text() or "")
     taken: dict[int, float] = {}
     for name, seconds in _events(compiled, facts.arrays):
-        equation = owners.get(name)
-        if equation is not None:
-            taken[equation.number] = taken.get(equation.number, 0.0) + seconds
+        for number, share in shares.get(name, {}).items():
+            taken[number] = taken.get(number, 0.0) + seconds * share
     return taken or None
+
+
+def _shares(facts: Facts, program: str) -> dict[str, dict[int, float]]:
+    """For each instruction of a compiled program the equations that it runs, with their shares of it by estimate.
+
+    The time of a fusion is not told apart by the profiler: it is that of all equations in it.
+    """
+    inside: dict[str, dict[int, Equation]] = {}  # by computation
+    instructions: dict[str, tuple[str | None, Equation | None]] = {}
+    computation = ""
+    for line in program.splitlines():
+        header, found = COMPUTATION.match(line), INSTRUCTION.match(line)
+        if header:
+            computation = header[1]
+        elif found and found[2] not in CONTAINERS:
+            fused, equation = FUSED.search(line), facts.owner(found[3])
+            instructions[found[1]] = fused and fused[1], equation
+            if equation is not None:
+                inside.setdefault(computation, {})[equation.number] = equation
+
+    def shares(fused: str | None, root: Equation | None) -> dict[int, float]:
+        members = list(inside.get(fused or "", {}).values()) or ([root] if root else [])
+        work = np.array([e.after.flops + e.after.transcendentals for e in members]) / [max(e.times, 1) for e in members]
+        work = work if work.sum() else np.ones(len(members))
+        return dict(zip([e.number for e in members], work / work.sum(), strict=True))
+
+    return {name: shares(*what) for name, what in instructions.items()}
 
 
 def _events(compiled: Any, arrays: list) -> list[tuple[str, float]]:
@@ -147,8 +171,10 @@ def _events(compiled: Any, arrays: list) -> list[tuple[str, float]]:
 
 def count_steps(facts: Facts, analysis: Analysis) -> None:
     """Count what is inside `while` loops as often as it ran: for lanes by themselves their own steps, for all together those
-    of the lane that takes longest, unless the loop runs in stages.
+    of the lane that takes longest, unless the loop runs in stages. What is called at several places counts as where it runs
+    most.
     """
+    most: dict[int, tuple[float, float]] = {}
 
     def walk(equations: Any, alone: float, together: float) -> None:
         for e in equations:
@@ -157,8 +183,10 @@ def count_steps(facts: Facts, analysis: Analysis) -> None:
             factors = alone, together
             if trips:
                 factors = trips.mean / runs, (trips.mean if e.staged else trips.max) / runs
-            e.before, e.after = e.before * factors[0], e.after * factors[1]
+            most[e.number] = max(factors, most.get(e.number, factors))
             for scope in e.scopes:
                 walk(scope.equations, *factors)
 
     walk(facts.lane.equations, 1.0, 1.0)
+    for e in facts.lane.all():
+        e.before, e.after = e.before * most[e.number][0], e.after * most[e.number][1]
