@@ -38,7 +38,10 @@ OPAQUE = (type, jax.Array, np.ndarray, np.generic, str, bytes, int, float, compl
 
 
 class Slot(NamedTuple):
-    """A place: what is at `key` of `container` (a cell, dict or list), or how long that is (SIZE). Code calls it `name`."""
+    """A place: what is at `key` of `container` (a cell, dict or list), or how long that is (SIZE). Code calls it `name`.
+
+    Of a function or another object `key` is the name of an attribute.
+    """
 
     container: Any
     key: Any
@@ -51,6 +54,8 @@ class Slot(NamedTuple):
             return contents(self.container)
         if self.key is SIZE:
             return len(self.container)
+        if not isinstance(self.container, (dict, list)):
+            return getattr(self.container, self.key, MISSING)
         try:
             return self.container[self.key]
         except LookupError:
@@ -125,6 +130,8 @@ class Captured:
                 for i, y in enumerate(x[:MOST]):
                     self._watch(x, i, y, name)
                     yield name, y
+            case set():
+                self._watch(x, SIZE, len(x), name)
             case tuple():
                 yield from ((name, y) for y in x[:MOST])
             case types.ModuleType():
@@ -134,6 +141,10 @@ class Captured:
             case _:
                 if hasattr(x, "__dict__"):
                     yield from self._entries(x.__dict__, None)
+                for key in _slots_of(type(x)):
+                    if hasattr(x, key):
+                        self._watch(x, key, getattr(x, key), key)
+                        yield key, getattr(x, key)
                 if callable(x):
                     yield name, type(x).__call__
 
@@ -145,8 +156,12 @@ class Captured:
         for name, cell in zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True):
             self._watch(cell, None, contents(cell), name)
             yield name, contents(cell)
+        for name in ("__defaults__", "__kwdefaults__"):
+            if getattr(fun, name):
+                self._watch(fun, name, getattr(fun, name), "")
         yield from (("", default) for default in fun.__defaults__ or ())
-        yield from (fun.__kwdefaults__ or {}).items()
+        if fun.__kwdefaults__:
+            yield from self._entries(fun.__kwdefaults__, "")
         names = [name for code in codes(fun.__code__) for name in code.co_names]
         for name in names:
             if name in fun.__globals__:
@@ -184,7 +199,7 @@ def changed(checks: Sequence[Check]) -> bool:
         for read, container, old in checks:
             if read(container) is not old:
                 return True
-    except (LookupError, ValueError):  # an entry is gone, or a variable unbound
+    except (LookupError, ValueError, AttributeError):  # an entry or attribute is gone, or a variable unbound
         return True
     return False
 
@@ -206,11 +221,19 @@ def _checks(slots: Sequence[Slot]) -> Iterator[Check]:
             yield Check(lambda cells: all(map(is_, map(_contents, cells), old)), cells, True)
         else:
             yield from map(Check, repeat(_contents), cells, old)
-    elif len(keys) > FEW:
+    elif len(keys) > FEW and isinstance(container, (dict, list)):
         read = itemgetter(*keys)
         yield Check(lambda x: all(map(is_, read(x), old)), container, True)
     else:
-        yield from map(Check, map(itemgetter, keys), repeat(container), old)
+        getter = itemgetter if isinstance(container, (dict, list)) else attrgetter
+        yield from map(Check, map(getter, keys), repeat(container), old)
+
+
+def _slots_of(kind: type) -> list[str]:
+    """The names of the attributes that objects of this type keep in slots."""
+    found = [vars(base).get("__slots__", ()) for base in kind.__mro__]
+    names = [name for slots in found for name in ([slots] if isinstance(slots, str) else slots)]
+    return [name for name in names if not name.startswith("__")]
 
 
 def _is_of_module(container: Any) -> bool:
@@ -265,7 +288,8 @@ def in_library(x: types.FunctionType | types.ModuleType) -> bool:
     if isinstance(x, types.FunctionType):
         return _is_library_file(x.__code__.co_filename)
     file = getattr(x, "__file__", None)
-    return x.__name__ != "__main__" and (file is None or _is_library_file(file))
+    built_in = file is None and getattr(x, "__spec__", None) is not None
+    return x.__name__ != "__main__" and (built_in or (file is not None and _is_library_file(file)))
 
 
 def _from_library(x: Any) -> bool:

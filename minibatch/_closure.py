@@ -231,7 +231,8 @@ def _parts_of_function(fun: types.FunctionType) -> Parts:
         return made
 
     kind = types.FunctionType, fun.__code__, id(fun.__globals__), tuple(space), len(defaults), tuple(keywords)
-    places = [*((cell, None) for _, cell in cells), *((fun.__globals__, name) for name in space)]
+    places = [*((cell, None) for _, cell in cells), *((fun.__globals__, name) for name in space), (keywords, None)]
+    places += [(fun, "__defaults__"), (fun, "__kwdefaults__")]
     return Parts(kind, children, together, places)
 
 

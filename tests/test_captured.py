@@ -101,6 +101,39 @@ def test_defaults_and_attributes_of_functions_passed_in():
     np.testing.assert_allclose(f(fn, X), 2 * X)
 
 
+def test_defaults_set_anew():
+    def scaled(x, by=1.0, *, plus=0.0):
+        return x * by + plus
+
+    f = vmap(scaled)
+    np.testing.assert_allclose([f(X) for _ in range(3)][-1], X)
+    scaled.__defaults__ = (2.0,)
+    np.testing.assert_allclose([f(X) for _ in range(3)][-1], 2 * X)
+    scaled.__kwdefaults__["plus"] = 1.0
+    np.testing.assert_allclose([f(X) for _ in range(3)][-1], 2 * X + 1)
+    scaled.__kwdefaults__ = {"plus": 5.0}
+    np.testing.assert_allclose(f(X), 2 * X + 5)
+
+
+made_by_hand = types.ModuleType("made_by_hand")
+
+
+def test_slots_sets_and_modules_made_by_hand():
+    class Slotted:
+        __slots__ = ("n",)
+
+    slotted, numbers = Slotted(), {1.0}
+    slotted.n, made_by_hand.n = 1.0, 1.0
+    f = vmap(lambda x: x * slotted.n * sum(numbers) * made_by_hand.n)
+    np.testing.assert_allclose([f(X) for _ in range(3)][-1], X)
+    slotted.n = 2.0
+    np.testing.assert_allclose([f(X) for _ in range(3)][-1], 2 * X)
+    numbers.add(2.0)
+    np.testing.assert_allclose([f(X) for _ in range(3)][-1], 6 * X)
+    made_by_hand.n = 5.0
+    np.testing.assert_allclose(f(X), 30 * X)
+
+
 class Log:
     n = 0
 
