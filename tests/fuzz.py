@@ -582,9 +582,19 @@ op("all_gather", "fib", lambda x, over, axis, tiled: lax.all_gather(x, over, axi
 op("psum_scatter", "f", lambda x, over, axis, tiled: tame(lax.psum_scatter(
     x, over, scatter_dimension=axis, tiled=tiled)), rank(1),
    lambda pick, x, names: {**one_axis(pick, names=names), "axis": pick(range(x.ndim)), "tiled": pick((False, True))}, meet=True)
-op("all_to_all", "fi", lambda x, over, source, target, tiled: lax.all_to_all(x, over, source, target, tiled=tiled), rank(1),
-   lambda pick, x, names: {**one_axis(pick, names=names), "source": pick(range(x.ndim)), "target": pick(range(x.ndim)),
-                           "tiled": pick((True, False))}, meet=True)
+def to_all(x: Any, over: str, source: int, target: int, tiled: bool) -> Any:
+    return lax.all_to_all(x, over, source, target, tiled=tiled)
+
+
+def to_all_of_its_own(x: Any, over: str, source: int, target: int, tiled: bool) -> Any:
+    """The same, for `jax.vmap`, whose result has a dim too many where x is the same for all lanes."""
+    return to_all(x + 0 * lax.axis_index(over).astype(x.dtype), over, source, target, tiled)
+
+
+for name, fun in {"all_to_all": to_all, "jax.all_to_all": to_all_of_its_own}.items():
+    op(name, "fi", fun, rank(1),
+       lambda pick, x, names: {**one_axis(pick, names=names), "source": pick(range(x.ndim)), "target": pick(range(x.ndim)),
+                               "tiled": pick((True, False))}, meet=True)
 
 # Calls, branches and loops. A body is a function of the values it is `given`, and returns a list.
 
@@ -973,12 +983,12 @@ def decode_step(
 
 
 def by_jax(part: Any) -> Any:
-    """The same body or step, mapped by `jax.vmap` where it has `minibatch.vmap` inside."""
+    """The same body or step, with what the table has for JAX: `jax.vmap` where it has `minibatch.vmap` inside."""
     match part:
         case Body(given, steps, outs):
             return Body(given, [by_jax(step) for step in steps], outs)
         case Step(name, operands, params):
-            return Step("jax.vmap" if name == "vmap" else name, operands, {k: by_jax(v) for k, v in params.items()})
+            return Step(f"jax.{name}" if f"jax.{name}" in OPS else name, operands, {k: by_jax(v) for k, v in params.items()})
     return part
 
 
