@@ -58,7 +58,8 @@ class Checked:
         left = f"; {len(self.unchecked)} could not be checked, as lanes meet in them" if self.unchecked else ""
         d = self.first
         if d is None:
-            return f"{head}: {self.checked} equations agree with their lanes{left}\n"
+            agree = "1 equation agrees with its" if self.checked == 1 else f"{self.checked} equations agree with their"
+            return f"{head}: {agree} lanes{left}\n"
         place = f"{short_names([d.line.file])[d.line.file]}:{d.line.number}" if d.line else "a line that is not known"
         steps = f", in step {' of step '.join(map(str, reversed(d.steps)))} (from 0)" if d.steps else ""
         return "\n".join([

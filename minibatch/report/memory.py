@@ -13,6 +13,7 @@ from minibatch import _jax
 from minibatch._cost import alive, eqn_cost, nbytes, runs
 from minibatch.report.facts import Facts
 
+MANY = 64  # times as many lanes as there are
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
@@ -76,11 +77,12 @@ def _inside(run: Any) -> float:
 def largest_batch(facts: Facts, memory: int) -> int | None:
     """How many lanes fit in so many bytes; None where memory does not grow with the lanes.
 
-    What shared values take stays, what lanes take grows with them: two sizes tell the one from the other.
+    What shared values take stays, what lanes take grows with them: two sizes tell the one from the other. Both are of many
+    lanes, as a schedule may be another for few.
     """
-    few = max(facts.size, 1)
-    less = peak(facts.batched if few == facts.size else facts.batch(few))
-    each = (peak(facts.batch(2 * few)) - less) / few
+    many = MANY * max(facts.size, 1)
+    less = peak(facts.batch(many))
+    each = (peak(facts.batch(2 * many)) - less) / many
     if each <= 0:
         return None
-    return max(int((memory - less) / each) + few, 0)
+    return max(int((memory - less) / each) + many, 0)
