@@ -231,6 +231,18 @@ def test_why_leads_through_scan_and_jit():
     assert names(report.why("output"))[-1] == "argument x, lanes on axis 0"
 
 
+def test_branches_that_only_run_for_their_lanes_are_nothing_to_mend():
+    def either(x, w):
+        return lax.cond(x.sum() > 0, lambda: lax.fori_loop(0, 30, lambda i, c: jnp.tanh(w @ c), x), lambda: x)
+
+    def found(divergence):
+        report = explain(either, in_axes=(0, None), divergence=divergence)(f32(4096, 8), f32(8, 8))
+        return [finding.id for finding in report.findings]
+
+    assert found("select") == ["MB-BR01"]
+    assert found("partition") == found("auto") == []
+
+
 def test_why_of_what_all_lanes_share():
     report = explain(lambda x, w: (x + 1, jnp.sin(w)), in_axes=(0, None))(f32(3), f32(3))
     assert report.why("output[1]") == "output[1]: all lanes share it\n"

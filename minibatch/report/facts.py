@@ -67,6 +67,11 @@ class Equation:
         return any(map(_in_stages, self.emitted))
 
     @property
+    def partitioned(self) -> bool:
+        """Whether it is a branch whose lanes are sorted, so that each runs what it takes: a loop over chunks of them."""
+        return self.name == "cond" and any(eqn.primitive.name == "scan" for eqn in self.emitted)
+
+    @property
     def batched(self) -> bool:
         """Whether what it computes differs by lane."""
         return any(d is not None for d in (*self.operands, *self.outs))

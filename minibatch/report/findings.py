@@ -35,7 +35,8 @@ KINDS = {
     ),
     "MB-BR01": Kind(
         "both branches run",
-        "make the predicate the same for all lanes (in_axes=None), or move what is dear out of the branches",
+        "make the predicate the same for all lanes (in_axes=None), move what is dear out of the branches, or try "
+        'divergence="partition"',
         "B",
     ),
     "MB-CP01": Kind(
@@ -247,8 +248,8 @@ def _is_predicate(e: Equation, jaxpr: Any) -> bool:
 
 
 def branches(program: Program, e: Equation) -> Iterator[Found]:
-    """A cond whose index differs by lane."""
-    if e.name == "cond" and e.operands[0] is not None and not _turns(program, e):
+    """A cond whose index differs by lane, and whose lanes are not sorted by it."""
+    if e.name == "cond" and e.operands[0] is not None and not e.partitioned and not _turns(program, e):
         before, after = e.total("before"), e.total()
         numbers = {"branches": len(e.eqn.params["branches"]), "before": before.flops, "after": after.flops}
         taken = program.analysis.branches.get(e.number, ()) if program.analysis else ()
