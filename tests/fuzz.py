@@ -1028,7 +1028,7 @@ def arguments(program: Program) -> tuple[list, list[list]]:
         made = jax.random.wrap_key_data if x.kind == "k" else lambda x: x
         each.append([made(drawn[i if x.axis is not None else 0]) for i in range(program.size)])
         axis = x.axis is not None and x.axis % (len(x.shape) + 1)
-        stacked.append(made(jnp.asarray(drawn[0] if x.axis is None else np.moveaxis(drawn[: program.size], 0, axis))))
+        stacked.append(made(jax.device_put(drawn[0] if x.axis is None else np.moveaxis(drawn[: program.size], 0, axis))))
     return stacked, [list(lane) for lane in zip(*each, strict=True)]
 
 
