@@ -166,9 +166,9 @@ class Captured:
         for name in names:
             if name in fun.__globals__:
                 value = fun.__globals__[name]
+                self._watch(fun.__globals__, name, value, name)
                 if _from_library(value):
                     continue
-                self._watch(fun.__globals__, name, value, name)
                 if isinstance(value, types.ModuleType):
                     yield from self._entries(vars(value), None, names)
                 yield name, value
@@ -293,7 +293,7 @@ def in_library(x: types.FunctionType | types.ModuleType) -> bool:
 
 
 def _from_library(x: Any) -> bool:
-    """Whether `x`, found under a global name, is a library's module, function or class: those names stay what they are."""
+    """Whether `x`, found under a global name, is a library's module, function or class: what those hold stays as it is."""
     if isinstance(x, (types.FunctionType, types.ModuleType)):
         return in_library(x)
     if isinstance(x, type) or (callable(x) and hasattr(x, "__module__")):

@@ -198,11 +198,15 @@ class Programs:
         """
         axes, leaves = (None,) * len(closure.arrays) + axes, [*closure.arrays, *leaves]
         where = closure.key, how, in_tree, axes, context()
-        key = *where, leaf_keys(leaves, axes)
+
+        def key_of(concrete: bool) -> tuple:
+            return *where, concrete, leaf_keys(leaves, axes, concrete)
+
+        key = key_of(concrete=False)
         found = self._known("kept", key)
         concrete = found is NEEDS_CONCRETE
         if concrete:
-            key = *where, leaf_keys(leaves, axes, concrete=True)
+            key = key_of(concrete=True)
             found = self._known("kept", key)
         if found is not None and not changed(found[0]):
             return found[1], True
@@ -212,7 +216,7 @@ class Programs:
         captured, used, traced = self._trace(closure, where, call, concrete)
         if used is not call and not concrete:
             (shared if captured.is_of_modules() else self).kept.put(key, NEEDS_CONCRETE)
-            key = *where, leaf_keys(leaves, axes, concrete=True)
+            key = key_of(concrete=True)
         program = Program(used, traced)
         held = len(closure.arrays)
         self._anew.append(((closure.key, key[-1][:held]), (in_tree, axes), key[-1][held:]))

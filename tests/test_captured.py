@@ -32,6 +32,23 @@ def test_globals_also_of_functions_called(monkeypatch):
     np.testing.assert_allclose([f(X), g(X)], [3 * X, 3 * X + 1])
 
 
+def test_globals_that_hold_functions_of_a_library(monkeypatch):
+    for module in (jnp, np):
+        for name in ("sin", "exp2"):
+            monkeypatch.setitem(globals(), "LIBRARY", module)
+            monkeypatch.setitem(globals(), "FUNCTION", getattr(jnp, name))
+            for f in (in_use, vmap(lambda x: FUNCTION(x) + len(LIBRARY.__name__))):
+                np.testing.assert_allclose(f(X), getattr(np, name)(X) + len(module.__name__), rtol=1e-6)
+
+
+LIBRARY, FUNCTION = np, jnp.cos
+
+
+@vmap
+def in_use(x):
+    return FUNCTION(x) + len(LIBRARY.__name__)
+
+
 def test_closure_variables():
     w = jnp.ones(())
     f = vmap(lambda x: x * w)

@@ -166,6 +166,13 @@ def test_captured_values_are_concrete_where_the_function_looks():
     np.testing.assert_allclose(jax.jit(vmap(encode))(jnp.arange(3)), [3, 3, 3])
 
 
+def test_a_function_made_anew_looks_at_what_it_made_itself():
+    for _ in range(3):  # its constant is made while it is traced, so each map keeps a program of its own
+        f = vmap(lambda x: x * jnp.full(4, 2.0) if int(jnp.sum(jnp.ones(3))) == 3 else x)
+        for _ in range(3):
+            np.testing.assert_allclose(f(X), X * 2)
+
+
 def test_concrete_values_and_lanes_mix():
     def f(x, n):
         total = sum(x * k for k in range(int(n)))
