@@ -13,7 +13,7 @@ from jax.tree_util import tree_flatten, tree_leaves
 
 from minibatch import _axes, _errors, _jax, rules
 from minibatch._batched import Axis
-from minibatch._captured import Captured, changed
+from minibatch._captured import Captured, changed, configured
 from minibatch._closure import taken_apart
 from minibatch._compile import Program, Programs
 from minibatch._divergence import chosen
@@ -83,7 +83,7 @@ class Vmapped(Generic[P, R]):
         return self._dispatch(*args, **kwargs)
 
     def _watch(self, captured: Captured) -> None:
-        self._captured, self._checks = captured, captured.checks
+        self._captured, self._checks = captured, (*captured.checks, *configured())
 
     @_reported
     def answer(self, args: tuple, kwargs: dict) -> tuple[Any, Any, bool]:

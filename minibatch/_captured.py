@@ -2,8 +2,8 @@
 
 A compiled program is stale once a variable that the function captured is rebound. The identities of what can be seen
 cheaply are therefore checked at every call: closure variables, defaults and globals of the function and of the user's
-functions it refers to, entries of captured dicts and lists, attributes of captured objects, level by level, as far as
-`MOST` slots go. What lies deeper, or in a library, is taken to be constant.
+functions it refers to, entries of captured dicts and lists, attributes of captured objects and their classes, level by
+level, as far as `MOST` slots go. What lies deeper, or in a library, is taken to be constant.
 
 A function may itself set anew what it sees. If it only ever writes it (`calls += 1`, `log.append(x)`), that is a count
 kept on the side, and no reason to trace again; its code tells.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import enum
 import functools
 import os
 import sys
@@ -27,6 +28,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from minibatch import _jax
+
 MOST = 256
 MISSING = object()
 SIZE = object()
@@ -34,13 +37,13 @@ LIBRARIES = (
     *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
     os.path.dirname(__file__),
 )
-OPAQUE = (type, jax.Array, np.ndarray, np.generic, str, bytes, int, float, complex, type(None))
+OPAQUE = (enum.Enum, enum.EnumMeta, jax.Array, np.ndarray, np.generic, str, bytes, int, float, complex, type(None))
 
 
 class Slot(NamedTuple):
     """A place: what is at `key` of `container` (a cell, dict or list), or how long that is (SIZE). Code calls it `name`.
 
-    Of a function or another object `key` is the name of an attribute.
+    Of a function, class or another object `key` is the name of an attribute.
     """
 
     container: Any
@@ -136,6 +139,8 @@ class Captured:
                 yield from ((name, y) for y in x[:MOST])
             case types.ModuleType():
                 pass
+            case type():
+                yield from self._class(x)
             case _ if type(x).__module__.partition(".")[0] in ("minibatch", "jax", "jaxlib", "numpy"):
                 yield name, getattr(x, "__wrapped__", None)  # a mapped or compiled function of the user's
             case _:
@@ -145,8 +150,7 @@ class Captured:
                     if hasattr(x, key):
                         self._watch(x, key, getattr(x, key), key)
                         yield key, getattr(x, key)
-                if callable(x):
-                    yield name, type(x).__call__
+        yield name, type(x)
 
     def _function(self, fun: types.FunctionType) -> Iterator[tuple[str, Any]]:
         if in_library(fun):  # which may wrap one of the user's
@@ -172,6 +176,21 @@ class Captured:
                 if isinstance(value, types.ModuleType):
                     yield from self._entries(vars(value), None, names)
                 yield name, value
+
+    def _class(self, kind: type) -> Iterator[tuple[str, Any]]:
+        """The attributes of a class and what its methods see, as far as the user wrote it."""
+        for base in kind.__mro__:
+            if _from_library(base):
+                continue
+            for name, value in list(vars(base).items()):
+                if not name.startswith("__"):
+                    self._watch_attribute(kind, name)
+                yield name, getattr(value, "__func__", getattr(value, "fget", getattr(value, "func", value)))
+
+    def _watch_attribute(self, kind: type, name: str) -> None:
+        value = getattr(kind, name)
+        if getattr(kind, name) is value:  # a class method is made anew whenever it is looked at
+            self._watch(kind, name, value, name)
 
     def _entries(self, mapping: dict, name: str | None, keys: Any = None) -> Iterator[tuple[str, Any]]:
         """The entries of a dict known as `name`; with None, the attributes of an object, each known by its own."""
@@ -204,6 +223,11 @@ def changed(checks: Sequence[Check]) -> bool:
     return False
 
 
+def configured() -> tuple[Check, ...]:
+    """Checks on what programs depend on in JAX's configuration though its dispatch does not look there."""
+    return tuple(Check(attrgetter("value"), state, state.value) for state in _jax.random_states)
+
+
 FEW = 8
 _contents = attrgetter("cell_contents")
 
@@ -221,11 +245,12 @@ def _checks(slots: Sequence[Slot]) -> Iterator[Check]:
             yield Check(lambda cells: all(map(is_, map(_contents, cells), old)), cells, True)
         else:
             yield from map(Check, repeat(_contents), cells, old)
-    elif len(keys) > FEW and isinstance(container, (dict, list)):
-        read = itemgetter(*keys)
+        return
+    getter = itemgetter if isinstance(container, (dict, list)) else attrgetter
+    if len(keys) > FEW:
+        read = getter(*keys)
         yield Check(lambda x: all(map(is_, read(x), old)), container, True)
     else:
-        getter = itemgetter if isinstance(container, (dict, list)) else attrgetter
         yield from map(Check, map(getter, keys), repeat(container), old)
 
 
@@ -237,6 +262,8 @@ def _slots_of(kind: type) -> list[str]:
 
 
 def _is_of_module(container: Any) -> bool:
+    if isinstance(container, type):
+        return getattr(sys.modules.get(container.__module__), container.__qualname__, None) is container
     module = sys.modules.get(container.get("__name__", "")) if isinstance(container, dict) else None
     return module is not None and vars(module) is container
 

@@ -133,6 +133,7 @@ __all__ = [
     "pulled_back",
     "raised_by_jax",
     "raising_line",
+    "random_states",
     "rebind",
     "rebind_as",
     "scan_counts",
@@ -168,8 +169,11 @@ ONE_JAXPR_CLASS = ClosedJaxpr is Jaxpr  # since 0.11: a Jaxpr carries its own co
 
 
 def trace_context() -> Any:
-    """What JAX's configuration says that a traced program depends on, and ours beside."""
-    return _trace_context(), _config.debug_nans.value, _config.debug_infs.value
+    """What JAX's configuration says that a traced program depends on, and what it depends on besides."""
+    return _trace_context(), _config.debug_nans.value, _config.debug_infs.value, *[state.value for state in random_states]
+
+
+random_states = (_config.default_prng_impl, _config.enable_custom_prng)  # which `jax.jit` does not look at
 
 
 def hide(file: str) -> None:

@@ -8,6 +8,7 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from minibatch import vmap
 
@@ -215,3 +216,82 @@ def test_an_object_that_resists_being_looked_at():
 
     proxy = Proxy()
     np.testing.assert_allclose(vmap(lambda x: x * proxy.scale)(X), 2 * X)
+
+
+def test_the_kind_of_random_keys(monkeypatch):
+    new = vmap(lambda seed: jax.random.key_data(jax.random.key(seed)))
+    split = vmap(lambda key: jax.random.split(key), None, axis_size=3)
+    for kind in ("rbg", "unsafe_rbg", "threefry2x32", "rbg"):
+        with jax.default_prng_impl(kind):
+            key = jnp.arange(jax.random.PRNGKey(0).size, dtype=jnp.uint32)
+            for _ in range(3):
+                np.testing.assert_array_equal(new(jnp.arange(2))[1], jax.random.key_data(jax.random.key(1)))
+                np.testing.assert_array_equal(split(key)[2], jax.random.split(key))
+
+
+class Settings:
+    scale = 1.0
+
+    def scaled(self, x):
+        return x * self.scale * FACTOR
+
+    @property
+    def doubled(self):
+        return 2 * FACTOR
+
+    @staticmethod
+    def plain(x):
+        return x * FACTOR
+
+    @classmethod
+    def of_class(cls, x):
+        return x * cls.scale * FACTOR
+
+    def __call__(self, x):
+        return self.scaled(x)
+
+
+SETTINGS = Settings()
+USES = {
+    "method": lambda x: Settings().scaled(x),
+    "captured": lambda x: SETTINGS(x),
+    "bound": Settings().scaled,
+    "object": Settings(),
+    "static": lambda x: Settings.plain(x) * Settings.scale,
+    "class": lambda x: Settings.of_class(x),
+    "property": lambda x: x * Settings().doubled * Settings.scale / 2,
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_classes_and_what_their_methods_see(monkeypatch, use):
+    f = vmap(USES[use])
+    for _ in range(3):
+        np.testing.assert_allclose(f(X), X)
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)
+    for _ in range(3):
+        np.testing.assert_allclose(f(X), 3 * X)
+    monkeypatch.setattr(Settings, "scale", 2.0)
+    np.testing.assert_allclose(f(X), 6 * X)
+
+
+def test_methods_set_anew(monkeypatch):
+    f = vmap(lambda x: Settings().scaled(x))
+    f(X), f(X)
+    monkeypatch.setattr(Settings, "scaled", lambda self, x: x + 1)
+    np.testing.assert_allclose(f(X), X + 1)
+
+
+def test_a_class_of_a_module_is_seen_by_functions_made_anew():
+    calls = []
+
+    def made():
+        def fun(x):
+            calls.append(x)
+            return Settings().scaled(x)
+
+        return vmap(fun)
+
+    for _ in range(3):
+        np.testing.assert_allclose(made()(X), X)
+    assert len(calls) == 1

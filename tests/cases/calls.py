@@ -80,8 +80,7 @@ def many(x, y):
 @many.def_vmap
 def _(size, batched, x, y):
     assert all(v.shape[0] == size for v, b in zip((x, y), batched, strict=True) if b)
-    x, y = (v if b else v[None] for v, b in zip((x, y), batched, strict=True))
-    return (jnp.sin(x) * y, y if batched[1] else y[0]), (True, batched[1])
+    return (jnp.sin(x) * y, y), (any(batched), batched[1])
 
 
 @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
