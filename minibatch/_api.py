@@ -211,9 +211,7 @@ class Vmapped(Generic[P, R]):
         leaves, in_tree = _flatten(args, kwargs)
         axes = self._axes_of(args, kwargs, leaves, in_tree)
         names = functools.partial(_axes.leaf_names, self._fun, args, kwargs)
-        views = [i for i, x in enumerate(leaves) if _jax.is_view(x)]
-        if views:
-            raise _errors.view_of_a_reference(names()[views[0]])
+        _check_references(leaves, names)
         size = _axes.size_of(axes, leaves, self._options["axis_size"], names)
         if size is None and not (args or kwargs):
             raise _errors.nothing_mapped([])
@@ -291,6 +289,15 @@ def _emit(call: Call) -> Any:
 
 def _flatten(args: tuple, kwargs: dict) -> tuple[list, Any]:
     return tree_flatten((args, kwargs), is_leaf=_jax.is_vmappable if _jax.vmappables else None)
+
+
+def _check_references(leaves: list, names: Callable[[], Sequence[str]]) -> None:
+    met: dict[int, int] = {}
+    for i, x in enumerate(leaves):
+        if _jax.is_view(x):
+            raise _errors.view_of_a_reference(names()[i])
+        if _jax.is_ref(x) and met.setdefault(id(x), i) != i:
+            raise _errors.reference_passed_twice(names()[met[id(x)]], names()[i])
 
 
 def _is_static(arg: Any) -> bool:

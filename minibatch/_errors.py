@@ -251,6 +251,15 @@ def view_of_a_reference(name: str) -> Problem:
     )
 
 
+def reference_passed_twice(name: str, other: str) -> Problem:
+    """One reference as two arguments, each of which `fun` may write to."""
+    return Problem(
+        ValueError,
+        f"only one reference to a mutable array may be passed as an argument, but {name} and {other} are the same: "
+        "pass it once.",
+    )
+
+
 def mesh_axes_differ(names: Sequence[Any]) -> Problem:
     """Arguments whose lanes are sharded over different axes of an explicit mesh."""
     listed = " vs ".join(dict.fromkeys(map(repr, names)))

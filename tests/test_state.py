@@ -102,6 +102,13 @@ def test_part_of_a_reference_is_no_argument() -> None:
         jax.jit(call)()
 
 
+@pytest.mark.parametrize("options", [{}, {"compile": False}, {"in_axes": (0, {"same": None})}])
+def test_one_reference_is_no_two_arguments(options: dict) -> None:
+    ref = jax.new_ref(jnp.zeros(3))
+    with pytest.raises(ValueError, match=r"only one reference to a mutable .* argument ref and argument other.* the same"):
+        minibatch.vmap(lambda ref, other: None, **options)(ref, {"same": ref})
+
+
 def test_reference_made_in_a_lane_may_get_what_differs_by_lane_later() -> None:
     def fun(x: Any) -> Any:
         ref = jax.new_ref(0.0)
