@@ -267,6 +267,15 @@ def ring(buffer: Any, start: Any) -> Any:
     return lax.scan(step, (buffer, start), jnp.arange(100.0))
 
 
+def stack(buffer: Any, xs: Any) -> Any:
+    """Of `xs` those above zero, put on a stack one after the other."""
+
+    def step(carry: tuple, x: Any) -> tuple[tuple, None]:
+        return lax.cond(x > 0, lambda b, top: (b.at[top].set(x), top + 1), lambda b, top: (b, top), *carry), None
+
+    return lax.scan(step, (buffer, 0), xs)[0]
+
+
 def solved(a: Any, b: Any) -> Any:
     """The solution of (a a' + 8) x = b by Cholesky's factors."""
     return jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(a @ a.T + 8 * jnp.eye(8)), b)
@@ -313,6 +322,7 @@ EMITTED = [
         lambda n: (normal(0, n, 128, 16), normal(1, n, 8, 16), jnp.arange(n)),
     ),
     plain("ring buffer, scan", ring, (0, 0), lambda n: (normal(0, n, 128), jnp.arange(n))),
+    plain("stack pushed in a branch, scan", stack, (0, 0), lambda n: (normal(0, n, 1024), normal(1, n, 1024))),
     plain("sort", jnp.sort, (1,), lambda n: (normal(0, 100, n),)),
     plain("argsort", jnp.argsort, (0,), lambda n: (normal(0, n, 100),)),
     plain("searchsorted", jnp.searchsorted, (None, 0), lambda n: (jnp.linspace(-3, 3, 100), normal(0, n, 50))),

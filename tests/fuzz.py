@@ -796,8 +796,14 @@ class Input(NamedTuple):
     axis: int | None
 
 
+SCHEDULES = ((), (), ("refill", "partition"), ("compact", "select"))
+
+
 class Program(NamedTuple):
-    """A program of one lane, and how it is mapped: `how` is "called", "jitted" or "traced afresh", `name` the lanes' axis."""
+    """A program of one lane, and how it is mapped: `how` is "called", "jitted" or "traced afresh", `name` the lanes' axis.
+
+    `schedules` are those of loops and branches whose lanes diverge.
+    """
 
     inputs: list[Input]
     body: Body
@@ -805,10 +811,12 @@ class Program(NamedTuple):
     size: int
     how: str = "called"
     name: str | None = None
+    schedules: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         inputs = "".join(f"\n    Input{tuple(x)}," for x in self.inputs)
-        return f"Program([{inputs}\n], {self.body}, {self.out_axes}, {self.size}, {self.how!r}, {self.name!r})"
+        rest = ", ".join(map(repr, self[2:]))
+        return f"Program([{inputs}\n], {self.body}, {rest})"
 
     def fun(self, *args: Any) -> list:
         """The program of one lane."""
@@ -892,7 +900,8 @@ def decode(inputs: Sequence[tuple], raw: Sequence[Raw], how: int, size: int, gra
     scope = Scope(grad, {} if name is None else {name: size})
     body, outs = decode_body(iter(raw), pick, avals, scope, limit=len(raw), adds=4)
     out_axes = tuple(pick([*range(a.ndim + 1), *range(-a.ndim - 1, 0)]) for a in outs)
-    return Program(found, body, out_axes, size, pick(("called", "jitted", "traced afresh")), name)
+    way = pick(("called", "jitted", "traced afresh"))
+    return Program(found, body, out_axes, size, way, name, pick(SCHEDULES))
 
 
 class Scope(NamedTuple):
@@ -1104,7 +1113,7 @@ def check(program: Program) -> None:
     args, _ = arguments(program)
     axes, out_axes = tuple(x.axis for x in program.inputs), list(program.out_axes)
     mapped = minibatch.vmap(program.fun, axes, out_axes, program.name, compile=program.how != "traced afresh")
-    found = lambda: (mapped if program.how == "called" else jax.jit(mapped))(*args)
+    found = scheduled(program, lambda: (mapped if program.how == "called" else jax.jit(mapped))(*args))
     if program.size and program.name is None:  # an axis counted from the end does not count what a key is made of
         agree(program, found, by_lanes(program, lambda fun: fun, lambda x, i, ndim: moved(x, out_axes[i] % ndim)))
     else:
@@ -1139,7 +1148,17 @@ def check_derivatives(program: Program) -> None:
         "traced afresh": (lambda vmap, fun: along(vmap(fun, axes, axis_name=name)), along, in_front),
     }[program.how]
     wanted = by_lanes(program, of_lane, place) if name is None else by_other_map(program, of)
-    agree(program, lambda: compiled(of(minibatch.vmap, program.fun))(*args), wanted)
+    agree(program, scheduled(program, lambda: compiled(of(minibatch.vmap, program.fun))(*args)), wanted)
+
+
+def scheduled(program: Program, call: Callable[[], Any]) -> Callable[[], Any]:
+    """The same call, where the program's schedules are asked for."""
+
+    def found() -> Any:
+        with minibatch.divergence(*program.schedules):
+            return call()
+
+    return found
 
 
 # --- making a failing one smaller -------------------------------------------------------------------------------------

@@ -45,21 +45,27 @@ def borrow(axis: Axis, taking: Array, operands: Sequence[Any], used: Sequence[bo
     return [lent(x) if lend else x for x, lend in zip(operands, lending, strict=True)]
 
 
-def meant(axis: Axis, jaxpr: Any, taking: Array, operands: Sequence[Any]) -> list:
+def meant(axis: Axis, jaxpr: Any, taking: Array, operands: Sequence[Any], buffers: Sequence[int]) -> list:
     """The operands for a `jaxpr` that runs for all lanes, but is meant for those `taking` [B] part.
 
-    Lanes that do not are borrowed for, if that matters: they might send NaN to what all lanes share, or `jaxpr` is careful.
-    Otherwise no derivative flows back to them.
+    Lanes that do not are borrowed for, if that matters. Otherwise no derivative flows back to them. Operands that are
+    `buffers` stay what they are.
     """
-    used = reads(jaxpr)
-    if careful(jaxpr) or any(use and not is_batched(x) and _differentiable(x) for x, use in zip(operands, used, strict=True)):
-        return borrow(axis, taking, operands, used)
+    if must_borrow(jaxpr, operands):
+        return borrow(axis, taking, operands, [use and i not in buffers for i, use in enumerate(reads(jaxpr))])
 
     def detached(x: Batched) -> Batched:
         value = front(x)
         return Batched(choose(taking, lax.stop_gradient(value), value), 0)
 
-    return [detached(x) if is_batched(x) and _differentiable(x.value) else x for x in operands]
+    differ = [is_batched(x) and _differentiable(x.value) and i not in buffers for i, x in enumerate(operands)]
+    return [detached(x) if differs else x for x, differs in zip(operands, differ, strict=True)]
+
+
+def must_borrow(jaxpr: Any, operands: Sequence[Any]) -> bool:
+    """Whether lanes that it is not meant for might send NaN to what all lanes share, or `jaxpr` is careful."""
+    shared = (use and not is_batched(x) and _differentiable(x) for x, use in zip(operands, reads(jaxpr), strict=True))
+    return careful(jaxpr) or any(shared)
 
 
 def _differentiable(x: Any) -> bool:

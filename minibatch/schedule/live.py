@@ -17,6 +17,7 @@ from minibatch._batched import Array, Axis, Batched
 from minibatch._host import Again, IfLive
 from minibatch._interpreter import remembered, walk
 from minibatch._jax import rebind
+from minibatch.schedule.updates import UPDATES, buffers, detached, looks_at
 
 
 def acts(x: Any) -> bool:
@@ -41,62 +42,77 @@ def can_be_told(x: Any) -> bool:
     return x.primitive.name in TOLD and not x.params.get("partitioned") and all(map(can_be_told, _jax.inner_jaxprs(x)))
 
 
-def taking_part(axis: Axis, jaxpr: Any, taking: Array, aval: Any, operands: Sequence[Any]) -> tuple[Any, list]:
-    """`jaxpr` and its operands; if it acts, told of the lanes `taking` [B] part, of which one's is of `aval`."""
-    if not acts(jaxpr) or not can_be_told(jaxpr):
+def taking_part(
+    axis: Axis, jaxpr: Any, taking: Array, aval: Any, operands: Sequence[Any], kept: Sequence[int] = ()
+) -> tuple[Any, list]:
+    """`jaxpr` and its operands; if it acts, told of the lanes `taking` [B] part, of which one's is of `aval`.
+
+    So it is if there are outputs `kept`: buffers that it updates, which those that take no part get back unchanged.
+    """
+    if not kept and not (acts(jaxpr) and can_be_told(jaxpr)):
         return jaxpr, list(operands)
     with _jax.axis_env(axis):
-        return told(jaxpr, aval), [Batched(taking, 0), *operands]
+        return told(jaxpr, aval, tuple(kept)), [Batched(taking, 0), *operands]
 
 
-def told(jaxpr: Any, aval: Any) -> Any:
-    """`jaxpr` with an input before the others, of this aval: false where it may compute but not act."""
+def told(jaxpr: Any, aval: Any, kept: tuple[int, ...]) -> Any:
+    """`jaxpr` with a first input of this aval: false where it may compute but not act, nor change the outputs `kept`."""
     aval = aval.update(dtype=np.dtype(bool), weak_type=False)
     avals = [aval, *(v.aval for v in _jax.open_jaxpr(jaxpr).invars)]
-    return remembered(jaxpr, ("told", aval), lambda: _jax.trace_jaxpr(lambda live, *args: act_if(live, jaxpr, args), avals))
+
+    def evaluated(live: Any, *args: Any) -> list:
+        return act_if(live, jaxpr, args, kept)
+
+    return remembered(jaxpr, ("told", aval, kept), lambda: _jax.trace_jaxpr(evaluated, avals))
 
 
-def act_if(live: Any, jaxpr: Any, args: Sequence[Any]) -> list:
-    """Evaluate `jaxpr`; it acts only if `live`."""
+def act_if(live: Any, jaxpr: Any, args: Sequence[Any], kept: Sequence[int] = ()) -> list:
+    """Evaluate `jaxpr`; it acts, and changes the outputs `kept`, only if `live`."""
+    held = buffers(jaxpr, kept)
 
     def apply(eqn: Any, values: list) -> list:
-        return TOLD[eqn.primitive.name](live, eqn, *values) if acts(eqn) else rebind(eqn, *values)
+        places = tuple(i for i, v in enumerate(eqn.outvars) if v in held)
+        seen = looks_at(eqn, held) if held else ()
+        if seen and eqn.primitive.name in ("gather", "dynamic_slice"):  # what is seen is less than the buffer
+            return [detached(live, out) for out in rebind(eqn, *values)]
+        values = [detached(live, x) if i in seen else x for i, x in enumerate(values)]
+        return TOLD[eqn.primitive.name](live, eqn, places, *values) if places or acts(eqn) else rebind(eqn, *values)
 
     return walk(jaxpr, args, apply)
 
 
-def callback(live: Any, eqn: Any, *values: Any) -> list:
+def callback(live: Any, eqn: Any, kept: Sequence[int], *values: Any) -> list:
     """A callback that is told."""
     return rebind(eqn, live, *values, callback=IfLive(eqn.params["callback"], tuple(eqn.params.get("result_avals", ()))))
 
 
-def printing(live: Any, eqn: Any, *values: Any) -> list:
+def printing(live: Any, eqn: Any, kept: Sequence[int], *values: Any) -> list:
     """A debug print, as a callback that is told."""
     jax.debug.callback(IfLive(Again(eqn)), live, *values, ordered=eqn.params["ordered"])  # pyright: ignore[reportArgumentType] - what it returns is dropped
     return []
 
 
-def check(live: Any, eqn: Any, *values: Any) -> list:
+def check(live: Any, eqn: Any, kept: Sequence[int], *values: Any) -> list:
     """A check, which fails only if live."""
     kinds = eqn.params["err_tree"].children()[0].num_leaves
     return rebind(eqn, *(lax.bitwise_and(failed, live) for failed in values[:kinds]), *values[kinds:])
 
 
-def branches(live: Any, eqn: Any, index: Any, *values: Any) -> list:
+def branches(live: Any, eqn: Any, kept: Sequence[int], index: Any, *values: Any) -> list:
     """A cond whose branches are told."""
-    changed = tuple(told(branch, jax.typeof(live)) for branch in eqn.params["branches"])
+    changed = tuple(told(branch, jax.typeof(live), tuple(kept)) for branch in eqn.params["branches"])
     return rebind(eqn, index, live, *values, branches=changed)
 
 
-def steps(live: Any, eqn: Any, *values: Any) -> list:
+def steps(live: Any, eqn: Any, kept: Sequence[int], *values: Any) -> list:
     """A while whose condition and body are told."""
     count = eqn.params["cond_nconsts"]
-    changed = {f"{part}_jaxpr": told(eqn.params[f"{part}_jaxpr"], jax.typeof(live)) for part in ("cond", "body")}
+    changed = {f"{part}_jaxpr": told(eqn.params[f"{part}_jaxpr"], jax.typeof(live), ()) for part in ("cond", "body")}
     counts = {f"{part}_nconsts": eqn.params[f"{part}_nconsts"] + 1 for part in ("cond", "body")}
     return rebind(eqn, live, *values[:count], live, *values[count:], **changed, **counts)
 
 
-def rows(live: Any, eqn: Any, *values: Any) -> list:
+def rows(live: Any, eqn: Any, kept: Sequence[int], *values: Any) -> list:
     """A scan whose body is told."""
     consts, carries = _jax.scan_counts(eqn.params)
     start = consts + carries
@@ -110,9 +126,9 @@ def rows(live: Any, eqn: Any, *values: Any) -> list:
     return [*carry, *ys]
 
 
-def called(live: Any, eqn: Any, *values: Any) -> list:
+def called(live: Any, eqn: Any, kept: Sequence[int], *values: Any) -> list:
     """A call, whose equations are told where it stands."""
-    return act_if(live, next(_jax.inner_jaxprs(eqn)), values)
+    return act_if(live, next(_jax.inner_jaxprs(eqn)), values, kept)
 
 
 TOLD: dict[str, Callable[..., list]] = {
@@ -123,4 +139,5 @@ TOLD: dict[str, Callable[..., list]] = {
     "debug_print": printing,
     **dict.fromkeys(("debug_callback", "io_callback", "pure_callback"), callback),
     **dict.fromkeys(("jit", "closed_call", "eval_jaxpr"), called),
+    **UPDATES,
 }

@@ -14,6 +14,7 @@ from minibatch._batched import Array, Axis, Batched, lanes, together
 from minibatch._interpreter import batch_jaxpr
 from minibatch.schedule.borrow import borrow, choose, may_not_end, reads
 from minibatch.schedule.live import taking_part
+from minibatch.schedule.updates import updated
 
 
 class Loop(NamedTuple):
@@ -44,16 +45,25 @@ class Loop(NamedTuple):
     def step(self, axis: Axis, consts: Sequence[Any], live: Array, state: Sequence[Any]) -> tuple[Array, list]:
         """c = where(live, f(c), c); live &= pred(c). A lane that has stopped is never changed."""
         _, of_body, carry = self._given(consts, state)
-        given = [*of_body, *carry]
-        if (may_not_end(self.body) or _jax.watches_nans()) and not _jax.lanes_meet(self.body, axis.name):
-            given = borrow(axis, jnp.any(live, axis=range(1, live.ndim)), given, reads(self.body))
+        given, kept = [*of_body, *carry], ()
+        if not _jax.lanes_meet(self.body, axis.name):
+            if may_not_end(self.body) or _jax.watches_nans():
+                given = borrow(axis, jnp.any(live, axis=range(1, live.ndim)), given, reads(self.body))
+            elif live.ndim == 1:
+                kept = self._kept()
         aval = _jax.open_jaxpr(self.cond).outvars[0].aval
-        outs = batch_jaxpr(axis, *taking_part(axis, self.body, live, aval, given))
-        new = [x for x, change in zip(outs, self.changes, strict=True) if change]
-        state = [choose(live, x, lanes(axis, y)) for x, y in zip(state, new, strict=True)]
+        outs = batch_jaxpr(axis, *taking_part(axis, self.body, live, aval, given, kept))
+        changed = [i for i, change in enumerate(self.changes) if change]
+        new = [lanes(axis, outs[i]) for i in changed]
+        state = [y if i in kept else choose(live, x, y) for i, x, y in zip(changed, state, new, strict=True)]
         of_cond, _, carry = self._given(consts, state)
         goes_on = batch_jaxpr(axis, *taking_part(axis, self.cond, live, aval, [*of_cond, *carry]))
         return lax.bitwise_and(live, lanes(axis, *goes_on)), state
+
+    def _kept(self) -> tuple[int, ...]:
+        """The carries that are buffers, of which a step changes but a few elements."""
+        origins = enumerate(updated(self.body))
+        return tuple(i for i, origin in origins if self.changes[i] and origin == self.counts[1] + i)
 
     def carry(self, kept: Sequence[Any], state: Sequence[Any]) -> list:
         """All carries, of those handed through and the state."""

@@ -1,0 +1,139 @@
+"""Buffers of which a branch or a step changes but a few elements, and that a lane which sits out gets back unchanged.
+
+To choose between the whole buffer before and after takes as long as the buffer is, at every step of the loop around it.
+Instead the update itself chooses: for a lane that sits out it writes what is there already.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from minibatch import _jax
+from minibatch._interpreter import remembered
+
+PAYS = 2  # times as long as what is written, at least, is a buffer that is better not chosen as a whole
+
+SCATTERS = {
+    "scatter": None,  # what an update must be to change nothing; None: what is there
+    "scatter-add": 0,
+    "scatter-sub": 0,
+    "scatter-mul": 1,
+    "scatter-min": None,
+    "scatter-max": None,
+}
+CALLS = ("jit", "closed_call")
+
+
+def updated(jaxpr: Any) -> tuple[int | None, ...]:
+    """For each output of `jaxpr` the number of the input that it is, but for a few elements; None if it is no such thing."""
+    return remembered(jaxpr, "updated", lambda: tuple(_origin(jaxpr, v) for v in _jax.open_jaxpr(jaxpr).outvars))
+
+
+def buffers(jaxpr: Any, kept: Sequence[int]) -> set:
+    """The variables that the outputs `kept` of `jaxpr` have been, from the input on."""
+    outvars = _jax.open_jaxpr(jaxpr).outvars
+    return {v for i in kept for v, _ in _way(jaxpr, outvars[i])}
+
+
+def looks_at(eqn: Any, held: set) -> set[int]:
+    """Which operands of `eqn` are a buffer `held` that it does not update."""
+    places = {_operand(eqn, i) for i, v in enumerate(eqn.outvars) if v in held}
+    read = {i for i, v in enumerate(eqn.invars) if not isinstance(v, _jax.Literal) and v in held}
+    return read - places
+
+
+def seen(jaxpr: Any, kept: Sequence[int]) -> bool:
+    """Whether anything in `jaxpr` but these updates reads a buffer that becomes one of the outputs `kept`."""
+    held = buffers(jaxpr, kept)
+
+    def inside(eqn: Any) -> bool:
+        places = [i for i, v in enumerate(eqn.outvars) if v in held]
+        return bool(places) and any(seen(inner, places) for inner in _jax.inner_jaxprs(eqn))
+
+    return any(looks_at(eqn, held) or inside(eqn) for eqn in _jax.open_jaxpr(jaxpr).eqns)
+
+
+def _origin(jaxpr: Any, v: Any) -> int | None:
+    way = _way(jaxpr, v)
+    return _jax.open_jaxpr(jaxpr).invars.index(way[-1][0]) if way else None
+
+
+def _way(jaxpr: Any, v: Any) -> list[tuple[Any, Any]]:
+    """From a variable back to the input that it is but for a few elements: variables, and the equations that update them."""
+    jaxpr = _jax.open_jaxpr(jaxpr)
+    made = {out: (eqn, i) for eqn in jaxpr.eqns for i, out in enumerate(eqn.outvars)}
+    way = []
+    while not isinstance(v, _jax.Literal) and v in made:
+        eqn, i = made[v]
+        way.append((v, eqn))
+        operand = _operand(eqn, i)
+        if operand is None:
+            return []
+        v = eqn.invars[operand]
+    return [*way, (v, None)] if not isinstance(v, _jax.Literal) and v in jaxpr.invars else []
+
+
+def _operand(eqn: Any, i: int) -> int | None:
+    """The number of the operand that output `i` is, but for a few elements."""
+    name, params = eqn.primitive.name, eqn.params
+    if name in SCATTERS or name == "dynamic_update_slice":
+        buffer, update = eqn.invars[0].aval, eqn.invars[2 if name in SCATTERS else 1].aval
+        return 0 if _few(update, buffer) else None
+    if name == "cond":
+        origins = {updated(branch)[i] for branch in params["branches"]}
+        return 1 + origin if len(origins) == 1 and (origin := origins.pop()) is not None else None
+    if name in CALLS:
+        return updated(next(_jax.inner_jaxprs(eqn)))[i]
+    return None
+
+
+def _few(update: Any, buffer: Any) -> bool:
+    """Whether an update of these avals is of but a few elements, of a kind that can be read back."""
+    numeric = jnp.issubdtype(buffer.dtype, jnp.number) or buffer.dtype == bool
+    whole = all(isinstance(n, int) for n in (*update.shape, *buffer.shape)) and not any(buffer.sharding.spec)
+    return numeric and whole and PAYS * math.prod(update.shape) <= math.prod(buffer.shape)
+
+
+# --- while a lane may sit out -----------------------------------------------------------------------------------------
+
+
+def slice_update(live: Any, eqn: Any, kept: Sequence[int], operand: Any, update: Any, *starts: Any) -> list:
+    """operand[i:i+n] = update if live."""
+    there = lax.dynamic_slice(operand, starts, update.shape, allow_negative_indices=False)
+    return _jax.rebind(eqn, operand, lax.select_n(live, there, update), *starts)
+
+
+def scatter(live: Any, eqn: Any, kept: Sequence[int], operand: Any, indices: Any, updates: Any) -> list:
+    """operand[i] = update, or += and so on, if live."""
+    nothing = SCATTERS[eqn.primitive.name]
+    there = _there(eqn, operand, indices) if nothing is None else lax.full_like(updates, nothing)
+    return _jax.rebind(eqn, operand, indices, lax.select_n(live, there, updates))
+
+
+def _there(eqn: Any, operand: Any, indices: Any) -> Any:
+    """What the places that a scatter writes to hold."""
+    numbers, updates = eqn.params["dimension_numbers"], eqn.invars[2].aval
+    inserted = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    window = iter(numbers.update_window_dims)
+    sizes = [1 if d in inserted else updates.shape[next(window)] for d in range(operand.ndim)]
+    read = lax.GatherDimensionNumbers(
+        numbers.update_window_dims,
+        numbers.inserted_window_dims,
+        numbers.scatter_dims_to_operand_dims,
+        numbers.operand_batching_dims,
+        numbers.scatter_indices_batching_dims,
+    )
+    return lax.gather(operand, indices, read, sizes, mode=eqn.params["mode"])
+
+
+UPDATES = {"dynamic_update_slice": slice_update, **dict.fromkeys(SCATTERS, scatter)}
+
+
+def detached(live: Any, x: Any) -> Any:
+    """`x`, to which no derivative flows back unless live."""
+    return lax.select_n(live, lax.stop_gradient(x), x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
