@@ -471,7 +471,8 @@ op("conv_transpose", "f f", lambda x, w: tame(lax.conv_transpose(x[None], w[None
 groups = lambda i, n: jnp.stack([scalar(i) % (n + 1), n - scalar(i) % (n + 1)])
 op("ragged_dot", "f f i", lambda x, y, i: tame(lax.ragged_dot(x, jnp.stack([y, 2 * y]), groups(i, x.shape[0]))),
    lambda *avals: len(avals) == 3 or same_dims((1, 0), ranks=(2, 2))(*avals))
-op("sparse product", "f f", lambda x, y: tame(sparse.BCOO.fromdense(x, nse=3) @ y), same_dims((1, 0), ranks=(2, 1)), grad=False)
+op("sparse product", "f f", lambda x, y: tame(sparse.BCOO.fromdense(x, nse=3) @ y), both(
+    same_dims((1, 0), ranks=(2, 1)), lambda x, *_: x.size > 0), grad=False)  # JAX has no entries of an empty matrix
 op("sparse to dense", "f", lambda x: sparse.bcoo_transpose(sparse.BCOO.fromdense(x, nse=4), permutation=(1, 0)).todense(),
    lambda x: x.ndim == 2 and x.size > 3, grad=False)
 
