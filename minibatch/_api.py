@@ -18,6 +18,7 @@ from minibatch._closure import taken_apart
 from minibatch._compile import Program, Programs
 from minibatch._divergence import chosen
 from minibatch._keys import Latest, Same, is_traced, static_key
+from minibatch._lanes import lane_of
 from minibatch._trace import Call, parts, trace
 
 __all__ = ["Vmapped", "check", "explain", "find_nonfinite", "rules", "vmap"]
@@ -89,7 +90,7 @@ class Vmapped(Generic[P, R]):
     def answer(self, args: tuple, kwargs: dict) -> tuple[Any, Any, bool]:
         """The result of a call, and what a `_jax.dispatcher` is to remember of it: see there."""
         if not self._options["compile"] or not _jax.trace_state_clean():
-            return _emit(self._bind(args, kwargs)), None, True
+            return self._emit(self._bind(args, kwargs)), None, True
         try:
             closure = taken_apart(self._fun)
             leaves, in_tree = _flatten(args, kwargs)
@@ -142,7 +143,7 @@ class Vmapped(Generic[P, R]):
 
             return annotated(call, self._names(args, kwargs))
         avals = [_jax.aval_of(x) for x in call.arrays()]
-        return _jax.trace_jaxpr(lambda *arrays: tree_leaves(_emit(call.with_arrays(arrays))), avals)
+        return _jax.trace_jaxpr(lambda *arrays: tree_leaves(self._emit(call.with_arrays(arrays))), avals)
 
     @_reported
     def explain(self, *args: P.args, **kwargs: P.kwargs) -> Any:
@@ -197,10 +198,15 @@ class Vmapped(Generic[P, R]):
         names = [name for name, arg in kwargs.items() if _is_static(arg)]
 
         def emitted(*args: Any, **kwargs: Any) -> Any:
-            return _emit(self._bind(args, kwargs))
+            return self._emit(self._bind(args, kwargs))
 
         emitted.__name__ = _errors.name_of(self._fun)
         return jax.jit(emitted, static_argnums=static, static_argnames=names)
+
+    def _emit(self, call: Call) -> Any:
+        """The call inside the transformation under way."""
+        call, traced = lane_of(call, self._key) if self._options["compile"] else trace(call)
+        return Program(call, traced).emit(call.leaves)
 
     def _bind(self, args: tuple, kwargs: dict) -> Call:
         """The call in full.
@@ -280,11 +286,6 @@ def _dispatcher(mapped: Vmapped) -> Callable:
         return mapped.answer(args, kwargs)
 
     return _jax.dispatcher(_errors.name_of(mapped), miss)
-
-
-def _emit(call: Call) -> Any:
-    call, traced = trace(call)
-    return Program(call, traced).emit(call.leaves)
 
 
 def _flatten(args: tuple, kwargs: dict) -> tuple[list, Any]:

@@ -93,6 +93,14 @@ class Captured:
         """Whether all that is watched are globals of modules."""
         return all(_is_of_module(slot.container) for slot in self._slots.values())
 
+    def is_whole(self) -> bool:
+        """Whether there was nothing more to watch."""
+        return len(self._slots) < MOST
+
+    def values(self) -> list:
+        """What is in the places watched."""
+        return [slot.value for slot in self._slots.values()]
+
     def sees(self, x: Any) -> bool:
         """Whether `x` is in one of the places watched."""
         return any(slot.value is x for slot in self._slots.values())

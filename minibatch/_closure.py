@@ -24,10 +24,11 @@ from minibatch._trace import CONCRETIZATION_ERRORS, NeedsConcrete
 
 
 class Closure(NamedTuple):
-    """A function, the arrays that it closes over, and a key for the rest. `places`: where it found them, see `Parts`."""
+    """A function, the arrays that it closes over, and a key for `rest`. `places`: where it found them, see `Parts`."""
 
     fun: Callable
     arrays: list
+    rest: list
     key: Hashable
     places: list[tuple[Any, Any]]
 
@@ -71,13 +72,16 @@ class Closure(NamedTuple):
         return found
 
 
-def taken_apart(fun: Callable) -> Closure:
-    """`fun` as a `Closure`; known by its identity, and without arrays, where its parts depend on one another."""
+def taken_apart(fun: Callable, tracers: bool = False) -> Closure:
+    """`fun` as a `Closure`; known by its identity, and without arrays, where its parts depend on one another.
+
+    With `tracers` values of a trace under way are taken for arrays too.
+    """
     try:
-        apart = _Apart(fun)
+        apart = _Apart(fun, is_any_array if tracers else is_array)
     except Exception:  # or where something in there resists being looked at
-        return Closure(fun, [], Same(fun), [])
-    return Closure(fun, apart.arrays, apart.key, apart.places)
+        return Closure(fun, [], [fun], Same(fun), [])
+    return Closure(fun, apart.arrays, apart.rest, apart.key, apart.places)
 
 
 class Inseparable(Exception):  # noqa: N818 - never reaches a user
@@ -87,8 +91,10 @@ class Inseparable(Exception):  # noqa: N818 - never reaches a user
 class _Apart:
     """What is found by walking from a function through all that it closes over."""
 
-    def __init__(self, fun: Callable) -> None:
+    def __init__(self, fun: Callable, is_array: Callable[[Any], bool]) -> None:
         self.arrays: list = []
+        self.rest: list = []
+        self._is_array = is_array
         self.places: list[tuple[Any, Any]] = []
         self._functions: dict[int, int] = {}  # by id: how many were met before
         self._entered: set[int] = set()
@@ -99,11 +105,12 @@ class _Apart:
             raise Inseparable
 
     def _of(self, x: Any) -> Hashable:
-        if is_array(x):
+        if self._is_array(x):
             self.arrays.append(x)
             return None
         parts = parts_of(x)
         if parts is None:
+            self.rest.append(x)
             return static_key(x)
         if isinstance(x, types.FunctionType):
             return self._of_function(x, parts)
@@ -164,6 +171,11 @@ class _Remade:
 def is_array(x: Any) -> bool:
     """Whether `x` is an array that can be an argument of a compiled program."""
     return type(x) is _jax.ArrayImpl or (isinstance(x, jax.Array) and not _jax.is_tracer(x))
+
+
+def is_any_array(x: Any) -> bool:
+    """As `is_array`, or a value of a trace under way."""
+    return isinstance(x, jax.Array)
 
 
 # --- what something is made of ----------------------------------------------------------------------------------------

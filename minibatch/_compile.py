@@ -15,13 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_leaves, tree_unflatten
 
-from minibatch import _axes, _errors, _jax
+from minibatch import _axes, _errors, _jax, _lanes
 from minibatch._batched import Axis, Batched, apart, is_batched, lanes
 from minibatch._captured import Captured, changed
 from minibatch._closure import Closure
-from minibatch._hoist import hoist, with_numbers
+from minibatch._hoist import with_numbers
 from minibatch._interpreter import batch_jaxpr
-from minibatch._keys import Latest, leaf_keys, static_key
+from minibatch._keys import Latest, leaf_keys
+from minibatch._lanes import lane_keys, sizeless
 from minibatch._registry import context
 from minibatch._structure import is_number, structure
 from minibatch._trace import Call, Computed, Given, Returned, Traced, parts, trace
@@ -35,12 +36,11 @@ class Program:
 
     def __init__(self, call: Call, traced: Traced) -> None:
         self.outputs, self.out_tree = traced.outputs, traced.out_tree
-        consts, jaxpr = hoist(traced.jaxpr)
-        self.consts = [_jax.as_argument(const) for const in consts]
-        self.batched = BatchedFunction(call, jaxpr, traced.outputs)
+        self.consts = [_jax.as_argument(const) for const in traced.consts]
+        self.batched = BatchedFunction(call, traced.jaxpr, traced.outputs)
         self._infers = any(spec is _jax.INFER for spec in tree_leaves(call.out_axes))
-        does = bool(self.batched.specs or _jax.open_jaxpr(jaxpr).eqns) and not self._infers
-        self._compiles = does and _jax.can_be_lowered(jaxpr) and not any(_jax.is_tracer(x) for x in self.consts)
+        does = bool(self.batched.specs or _jax.open_jaxpr(traced.jaxpr).eqns) and not self._infers
+        self._compiles = does and _jax.can_be_lowered(traced.jaxpr) and not any(_jax.is_tracer(x) for x in self.consts)
         self._in_axes = call.axes
         self._takes_all = all(call.traced) and not any(map(_jax.is_vmappable, call.leaves))
         self._takes = [i for i, traced in enumerate(call.traced) if traced]
@@ -228,7 +228,7 @@ class Programs:
 
     def _trace(self, closure: Closure, where: Hashable, call: Call, concrete: bool) -> tuple[Captured, Call, Traced]:
         """What `fun` does to one lane: known already if it was traced for another number of lanes."""
-        key = None if concrete or not _sizeless(call) else (where, lane_keys(call))
+        key = None if concrete or not sizeless(call) else (where, lane_keys(call))
         found = self._known("lanes", key) if key else None
         if found is not None and not changed(found[0].checks):
             return found[0], call, found[1]
@@ -246,21 +246,9 @@ shared = Programs(capacity=1024)
 
 def _sharable(captured: Captured, traced: Traced) -> bool:
     """Whether a program holds nothing alive that its function would not: what modules hold at most."""
-    held = [const for const in hoist(traced.jaxpr)[0] if isinstance(const, jax.Array)]
+    held = [const for const in traced.consts if isinstance(const, jax.Array)]
     held += [out.value for out in traced.outputs if isinstance(out, Given) and not _jax.is_told(out.value)]
     return captured.is_of_modules() and all(map(captured.sees, held))
-
-
-def _sizeless(call: Call) -> bool:
-    """Whether one lane's program cannot tell how many lanes there are: the axis has no name, and no container a length."""
-    whole = any(map(_jax.is_vmappable, call.leaves)) or any(map(_jax.is_map_spec, call.axes))
-    return call.axis.name is None and not whole
-
-
-def lane_keys(call: Call) -> tuple:
-    """A key for each leaf of the arguments as one lane sees it."""
-    leaves = zip(call.leaves, call.axes, call.traced, strict=True)
-    return tuple([_jax.lane_aval(x, d) if traced else static_key(x) for x, d, traced in leaves])
 
 
 def _difference(before: tuple, after: tuple, names: Sequence[str]) -> str:
@@ -325,5 +313,6 @@ def clear_caches() -> None:
       >>> minibatch.clear_caches()
     """
     shared.clear()
+    _lanes.clear()
     _compiled.clear()
     _jax.forget_dispatch()

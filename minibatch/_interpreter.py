@@ -110,6 +110,17 @@ def _captures(jaxpr: Any) -> bool:
     return any(_remembered(jaxpr, "captures", functools.partial(_captures, jaxpr)) for jaxpr in map(_jax.open_jaxpr, inner))
 
 
+def self_contained(jaxpr: Any) -> bool:
+    """Whether no value of a trace can be reached from `jaxpr`: it has none as a const, and no derivative rule may see one."""
+    if any(map(_jax.is_tracer, _jax.consts_of(jaxpr))):
+        return False
+    eqns = _jax.open_jaxpr(jaxpr).eqns
+    if any(_jax.sees_tracers(eqn.params) for eqn in eqns if eqn.primitive.name in CAPTURING or _jax.takes_functions(eqn)):
+        return False
+    inner = (inner for eqn in eqns for inner in _jax.inner_jaxprs(eqn))
+    return all(remembered(jaxpr, "self-contained", functools.partial(self_contained, jaxpr)) for jaxpr in inner)
+
+
 class _Walks(threading.local):
     """The values in the walks under way, innermost last."""
 

@@ -311,6 +311,16 @@ def is_tracer(x: Any) -> bool:
     return isinstance(x, _core.Tracer)
 
 
+def is_abstract(x: Any) -> bool:
+    """Whether `x` is a value of a trace that not even Python can look at."""
+    return is_tracer(x) and x.to_concrete_value() is None
+
+
+def is_symbolic(x: Any) -> bool:
+    """Whether `x` is a value of a trace whose shape has sizes that are not known: those of two exports cannot be compared."""
+    return is_tracer(x) and any(not isinstance(size, int) for size in getattr(x.aval, "shape", ()))
+
+
 def checks_varying() -> bool:
     """Whether JAX keeps account of the manual mesh axes over which each value varies."""
     return bool(_config._check_vma.value)
@@ -577,21 +587,38 @@ UNSEEN = (
 )  # fmt: skip
 
 
-def variables_seen(function: Any, most: int = 2000) -> list:
-    """The variables of traces whose tracers can be reached from `function`, looking at no more than so many objects."""
-    queue, seen, found = deque([function]), set(), []
-    while queue and len(seen) < most:
+MOST_REACHED = 2000
+
+
+def _reached(function: Any) -> Iterator[Any]:
+    """The tracers that can be reached from `function`, and None for each other object looked at, of which there may be many."""
+    queue, seen = deque([function]), set()
+    while queue:
         x = queue.popleft()
         if id(x) in seen:
             continue
         seen.add(id(x))
+        yield x if is_tracer(x) else None
         if isinstance(x, types.FunctionType):
             queue.extend([*(x.__closure__ or ()), *filter(None, (x.__defaults__, x.__kwdefaults__, x.__dict__))])
-        elif variable_of(x):
-            found.append(variable_of(x))
         elif not _is_unseen(type(x)):
             queue.extend(gc.get_referents(x))
-    return found
+
+
+def variables_seen(function: Any) -> list:
+    """The variables of traces whose tracers can be reached from `function`, looking at no more than so many objects."""
+    return [variable_of(x) for x in itertools.islice(_reached(function), MOST_REACHED) if variable_of(x)]
+
+
+def sees_tracers(function: Any) -> bool:
+    """Whether a tracer can be reached from `function`, or there is more than can be looked at."""
+    reached = list(itertools.islice(_reached(function), MOST_REACHED))
+    return len(reached) == MOST_REACHED or any(x is not None for x in reached)
+
+
+def takes_functions(eqn: Any) -> bool:
+    """Whether functions are among the params of `eqn`."""
+    return any(callable(x) and not isinstance(x, type) for x in eqn.params.values())
 
 
 @functools.cache

@@ -26,7 +26,7 @@ class Latest:
     def __init__(self, capacity: int) -> None:
         self._kept: dict[Hashable, list] = {}  # key -> [value, used]
         self._capacity = capacity
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # an object may be freed, and its entry dropped, while another is put
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -52,10 +52,15 @@ class Latest:
             self._kept.pop(key, None)
             while len(self._kept) >= self._capacity:
                 oldest = next(iter(self._kept))
-                entry = self._kept.pop(oldest)
-                if entry[1]:
+                entry = self._kept.pop(oldest, None)
+                if entry and entry[1]:
                     self._kept[oldest] = [entry[0], False]
             self._kept[key] = [value, False]
+
+    def drop(self, key: Hashable) -> None:
+        """Forget what was put under `key`."""
+        with self._lock:
+            self._kept.pop(key, None)
 
     def keys(self) -> list:
         """The keys of all that is kept, the latest put last."""

@@ -13,6 +13,7 @@ from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_leaves, tre
 from minibatch import _axes, _errors, _jax
 from minibatch._batched import Axis
 from minibatch._divergence import mapping
+from minibatch._hoist import hoist
 
 
 class Call(NamedTuple):
@@ -93,9 +94,13 @@ class Computed(NamedTuple):
 
 
 class Traced(NamedTuple):
-    """What one call of `fun` was: a jaxpr of one lane, and how its outputs make up what `fun` returned."""
+    """What one call of `fun` was: a jaxpr of one lane, and how its outputs make up what `fun` returned.
+
+    The jaxpr holds no consts: it takes them before the arguments.
+    """
 
     jaxpr: Any
+    consts: list
     out_tree: Any
     outputs: tuple[Returned | Given | Computed, ...]
 
@@ -153,8 +158,9 @@ def _trace(call: Call, mode: contextlib.AbstractContextManager) -> Traced:
     avals = [_jax.lane_aval(x, d, axis.size) for x, d in zip(call.arrays(), call.array_axes(), strict=True)]
     with _jax.axis_env(axis), mapping(True), _errors.named_in_checked_shards(axis.name):
         jaxpr = _jax.trace_jaxpr(one_lane, avals, named=call.fun)
+    consts, jaxpr = hoist(jaxpr)
     out_tree, outputs = record
-    return Traced(jaxpr, out_tree, tuple(outputs))
+    return Traced(jaxpr, consts, out_tree, tuple(outputs))
 
 
 def lane_leaves(call: Call, tracers: Iterator[Any]) -> Iterator[Any]:
