@@ -140,10 +140,11 @@ def _walking(env: dict) -> Iterator[None]:
         _walks.envs.pop()
 
 
-def captured_by(*functions: Any) -> dict[Any, Any]:
-    """The variables of the walks under way that `functions` may see, with what the walks know for them."""
+def captured_by(*functions: Any) -> tuple[list, list]:
+    """The variables of the walks under way that `functions` may see, and what the walks know for them."""
     variables = [v for function in functions for v in _jax.variables_seen(function)]
-    return {v: env[v] for v in variables for env in reversed(_walks.envs) if v in env}
+    found = {v: env[v] for v in variables for env in reversed(_walks.envs) if v in env}
+    return list(found), list(found.values())
 
 
 # --- inner jaxprs, batched once and remembered ------------------------------------------------------------------------

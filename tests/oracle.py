@@ -118,6 +118,8 @@ def assert_close(found: Any, wanted: Any, tol: float, what: str = "") -> None:
             assert x.dtype == y.dtype, what
             x, y = jax.random.key_data(x), jax.random.key_data(y)
         assert (x.shape, x.dtype) == (y.shape, y.dtype), (what, x.shape, x.dtype, y.shape, y.dtype)
+        if x.dtype == jax.dtypes.float0:  # a tangent of an integer, which has no value
+            continue
         exact = not jnp.issubdtype(x.dtype, jnp.inexact)
         x, y = (np.asarray(a, None if exact or a.dtype.kind == "c" else np.float64) for a in (x, y))
         np.testing.assert_allclose(x, y, rtol=0 if exact else tol, atol=0 if exact else tol, err_msg=what)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from oracle import arguments
 
 from minibatch import vmap
 
@@ -394,3 +395,12 @@ def test_derivative_with_respect_to_what_a_function_closes_over_is_an_error() ->
 
     with pytest.raises(Exception, match="Detected differentiation of a custom_vjp function with respect to a closed-over"):
         jax.grad(lambda x: vmap(f)(x).sum())(X)
+
+
+@pytest.mark.parametrize("name", ["custom_jvp", "custom_vjp", "custom_vjp optimized for remat"])
+def test_rules_hold_no_value_of_the_trace(name: str) -> None:
+    [case] = [case for case in cases.calls.CASES if case.name == name]
+    args, _ = arguments(case, [0] * len(case.args), 3)
+    with jax.checking_leaks():
+        vmap(case.fun)(*args)
+        vmap(jax.grad(lambda *args: jnp.sum(jax.tree.leaves(case.fun(*args))[0])))(*args)

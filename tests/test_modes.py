@@ -77,6 +77,11 @@ MODES: dict[str, tuple[Callable, Callable, float | None, bool]] = {
 }
 
 
+# What JAX cannot do in a mode, in one lane or many: (mode, case). It hands the host int4 arrays packed, and its check of
+# a closed_call does not know the param that it has.
+NOT_IN_JAX = {("int4", "buffers"), ("enable_checks", "closed_call")}
+
+
 def drawn(mode: str, whole: bool) -> list[tuple[str, Case]]:
     """The cases that are run in `mode`: a different few in each."""
     if "rbg" in mode:
@@ -92,6 +97,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             pytest.param(mode, case, id=f"{mode}-{family}:{case.name}")
             for mode in MODES
             for family, case in drawn(mode, whole)
+            if (mode, case.name.partition(",")[0]) not in NOT_IN_JAX
         ]
         metafunc.parametrize(("mode", "case"), params)
 
@@ -106,6 +112,7 @@ def weak(tree: Any) -> list[bool]:
     return [getattr(x, "weak_type", False) for x in jax.tree.leaves(tree)]
 
 
+@pytest.mark.filterwarnings("ignore:.*cpu lowering not available:jax.experimental.sparse.util.SparseEfficiencyWarning")
 def test_lanes_agree(mode: str, case: Case) -> None:
     enter, change, tol, ask_jax = MODES[mode]
     tol = case.tol if tol is None else max(tol, case.tol)

@@ -102,8 +102,8 @@ def _differing(axis: Axis, out_bdims: Sequence[int | None], by_rule: Callable[[A
 def custom_jvp_call(axis: Axis, eqn: Any, *operands: Any) -> list:
     """f with tangent rule f'   lifts to   lifted f with lifted f'."""
     params = eqn.params
-    captured = captured_by(params["jvp_jaxpr_fun"])
-    arrays, bdims = apart([*operands, *captured.values()])
+    captured, values = captured_by(params["jvp_jaxpr_fun"])
+    arrays, bdims = apart([*operands, *values])
     primals = bdims[params["num_consts"] :]
     own = _own(axis, params["call_jaxpr"], bdims)
     if axis.name is None and not own and not captured:
@@ -144,15 +144,16 @@ def custom_jvp_call(axis: Axis, eqn: Any, *operands: Any) -> list:
 def custom_vjp_call(axis: Axis, eqn: Any, *operands: Any) -> list:
     """f with rules fwd, bwd   lifts to   lifted f with lifted fwd, bwd; a cotangent of what lanes share is their sum."""
     params = eqn.params
-    captured = captured_by(params["fwd_jaxpr_thunk"], params["bwd"])
-    arrays, bdims = apart([*operands, *captured.values()])
+    captured, values = captured_by(params["fwd_jaxpr_thunk"], params["bwd"])
+    arrays, bdims = apart([*operands, *values])
+    given = len(operands)  # what the rules keep, as `trees` does, outlives the trace: it holds none of its values
     primals = bdims[params["num_consts"] :]
     own = _own(axis, params["call_jaxpr"], bdims)
     if axis.name is None and not own and not captured:
         return rebind(eqn, *arrays)
     arguments = len(primals) - len(captured)
-    fun = known(_jax.with_captured(params["call_jaxpr"], captured, len(operands)))
-    constants = map(_jax.no_cotangent, arrays[len(operands) :])
+    fun = known(_jax.with_captured(params["call_jaxpr"], captured, given))
+    constants = map(_jax.no_cotangent, arrays[given:])
     back = Backward(axis, params["bwd"], len(eqn.outvars), primals[:arguments], captured, constants)
     residuals: list[int | None] = []
 
@@ -164,7 +165,7 @@ def custom_vjp_call(axis: Axis, eqn: Any, *operands: Any) -> list:
     def trees() -> tuple[Any, Any, list[int | None]]:
         out_tree, res_tree, forwarded = params["out_trees"]()
         res_tree = tree_structure([0] * (res_tree.num_leaves + len(captured)))
-        return out_tree, res_tree, [*forwarded, *range(len(operands), len(bdims))]
+        return out_tree, res_tree, [*forwarded, *range(given, len(bdims))]
 
     def outputs_differ(axis: Axis) -> list[bool]:
         jaxpr = lane_rule([True] * len(primals))
@@ -199,10 +200,10 @@ def custom_vjp_call(axis: Axis, eqn: Any, *operands: Any) -> list:
 @rule("custom_lin", anywhere=True)
 def custom_lin(axis: Axis, eqn: Any, *operands: Any) -> list:
     """The linear function that bwd transposes   lifts to   the one that lifted bwd transposes."""
-    params, captured = eqn.params, captured_by(eqn.params["bwd"])
+    params, (captured, values) = eqn.params, captured_by(eqn.params["bwd"])
     own = params["num_res"]
     count = own + len(captured)
-    arrays, bdims = apart([*operands[:own], *captured.values(), *operands[own:]])
+    arrays, bdims = apart([*operands[:own], *values, *operands[own:]])
     tangents = iter(bdims[count:])
     primals = [None if zero else next(tangents) for zero in params["in_zeros"]]
     out_bdims = [0] * len(eqn.outvars)
