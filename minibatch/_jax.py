@@ -39,6 +39,7 @@ from jax._src.hijax import MappingSpec
 from jax._src.indexing import Slice
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
+from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import pxla as _pxla
 from jax._src.interpreters.partial_eval import (
     DynamicJaxprTrace,
@@ -127,6 +128,7 @@ __all__ = [
     "of_many",
     "open_jaxpr",
     "ordered",
+    "passing",
     "plain_aval",
     "primitives_of_jax",
     "pull_back",
@@ -370,6 +372,15 @@ def _rebind(eqn: Any, operands: Sequence[Any], changed: dict[str, Any], avals: S
         operands = _core.auto_insert_reshard(*operands)  # a shared operand may vary over fewer manual mesh axes
     out = primitive.bind(*operands, **primitive.get_bind_params(params))
     return list(out) if primitive.multiple_results else [out]
+
+
+def passing(name: str) -> Primitive:
+    """A primitive whose value is that of its last operand: what else it does, its rule says."""
+    primitive = Primitive(name)
+    primitive.def_impl(lambda *operands: operands[-1])
+    primitive.def_abstract_eval(lambda *avals: avals[-1])
+    _mlir.register_lowering(primitive, lambda ctx, *operands: [operands[-1]])
+    return primitive
 
 
 def bind(primitive: Primitive, *operands: Any, **params: Any) -> Any:

@@ -64,7 +64,7 @@ def _declaring_module() -> str:
     return frame.f_globals.get("__name__", "")
 
 
-def rule(names: str, *, anywhere: bool = False, always: bool = False, inside: bool = False) -> Callable:
+def rule(names: str | _jax.Primitive, *, anywhere: bool = False, always: bool = False, inside: bool = False) -> Callable:
     """Declare the function below as the rule of the primitives in `names`."""
 
     def declare(apply: Callable[..., list]) -> Callable[..., list]:

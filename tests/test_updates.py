@@ -138,6 +138,53 @@ def test_loop_whose_lanes_stop_at_different_times(schedule: str) -> None:
     assert_close(tangents(vmap(table, divergence=schedule)), tangents(jax.vmap(table)), 1e-5)
 
 
+def weighed_by(table: Any, buffer: Any, x: Any, w: Any) -> Any:
+    """A buffer and a table that are read in a branch, beside an array that all lanes share."""
+
+    def step(carry: Any, x: Any) -> Any:
+        b, i = carry
+        taken = lambda b: b.at[i].set(jnp.sqrt(x) * b[i + 1] * (w * table[i]).sum() + table[i + 1])
+        return (lax.cond(x > 0, taken, lambda b: b, b), i + 1), None
+
+    return lax.scan(step, (buffer, 0), x)[0][0]
+
+
+def test_what_is_read_of_a_buffer_is_lent_to_lanes_that_sit_out() -> None:
+    args = START * 2, START, X, jnp.array([0.5, 1.0])
+    axes = (0, 0, 0, None)
+    assert max(choices(jax.make_jaxpr(vmap(weighed_by, axes))(*args).jaxpr)) < LONG
+    lanes = jax.jit(lambda *args: jnp.stack([weighed_by(*(x[i] for x in args[:3]), args[3]) for i in range(LANES)]))
+    assert_close(vmap(weighed_by, axes)(*args), lanes(*args), 1e-6)
+    slopes = lambda f: jax.jit(jax.grad(lambda *args: jnp.sum(jnp.sin(f(*args))), (0, 1, 2, 3)))(*args)
+    wanted = slopes(lanes)
+    assert all(np.isfinite(x).all() for x in wanted)
+    assert_close(slopes(vmap(weighed_by, axes)), wanted, 1e-4)
+
+
+def sifted(heap: Any, n: Any, x: Any) -> Any:
+    """x let in at the end of a heap of n, and up to its place."""
+    up = lambda c: (c[0].at[c[1]].set(c[0][(c[1] - 1) // 2]).at[(c[1] - 1) // 2].set(c[0][c[1]]), (c[1] - 1) // 2)
+    return lax.while_loop(lambda c: (c[1] > 0) & (c[0][c[1]] < c[0][(c[1] - 1) // 2]), up, (heap.at[n].set(x), n))[0]
+
+
+@pytest.mark.parametrize("loop", [True, False])
+def test_heap(loop: bool) -> None:
+    """A loop inside must only see what it was meant for, and stops in each lane by itself."""
+
+    def program(x: Any) -> Any:
+        step = lambda n, h, x: (n + (x > -0.2), lax.cond(x > -0.2, lambda h: sifted(h, n, x), lambda h: h, h))
+        if loop:  # ends where the lane's own number of elements is there
+            end = lambda c: (c[0] < len(x)) & (c[2] < 6)
+            stepped = lambda c: (c[0] + 1, *(lambda n, h: (h, n))(*step(c[2], c[1], x[c[0]])))
+            return lax.while_loop(end, stepped, (0, jnp.full(LONG, jnp.inf), 0))
+        return lax.scan(lambda c, x: (step(*c, x), None), (0, jnp.full(LONG, jnp.inf)), x)[0]
+
+    one = jax.jit(program)
+    wanted = jax.tree.map(lambda *xs: jnp.stack(xs), *map(one, X))
+    for schedule in ("auto", "refill"):
+        assert_close(vmap(program, divergence=schedule)(X), wanted, 0)
+
+
 def test_buffer_that_two_outputs_come_from() -> None:
     f = lambda p, b, i: lax.cond(p, lambda: (b.at[i].set(1), b.at[i + 1].set(2), b), lambda: (b, b, b * 2))
     args = jnp.array([True, False, True]), START, jnp.arange(3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,9 @@ from jax import lax
 
 from minibatch import _jax
 from minibatch._batched import Array, Axis, Batched, front, is_batched, laid, lanes
+from minibatch._registry import rule
 from minibatch.schedule.live import acts
+from minibatch.schedule.updates import lend_p
 
 
 def choose(which: Array, *cases: Array) -> Array:
@@ -45,20 +47,26 @@ def borrow(axis: Axis, taking: Array, operands: Sequence[Any], used: Sequence[bo
     return [lent(x) if lend else x for x, lend in zip(operands, lending, strict=True)]
 
 
-def meant(axis: Axis, jaxpr: Any, taking: Array, operands: Sequence[Any], buffers: Sequence[int]) -> list:
+@rule(lend_p, anywhere=True)
+def lend(axis: Axis, eqn: Any, live: Any, x: Any) -> list:
+    """[*s] of a lane that may sit out   lifts to   `borrow` for those that do."""
+    return borrow(axis, lanes(axis, live), [x], [True])
+
+
+def meant(axis: Axis, jaxpr: Any, taking: Array, operands: Sequence[Any], spared: Collection[int]) -> list:
     """The operands for a `jaxpr` that runs for all lanes, but is meant for those `taking` [B] part.
 
-    Lanes that do not are borrowed for, if that matters. Otherwise no derivative flows back to them. Operands that are
-    `buffers` stay what they are.
+    Lanes that do not are borrowed for, if that matters. Otherwise no derivative flows back to them. Operands `spared` stay
+    as they are.
     """
     if must_borrow(jaxpr, operands):
-        return borrow(axis, taking, operands, [use and i not in buffers for i, use in enumerate(reads(jaxpr))])
+        return borrow(axis, taking, operands, [use and i not in spared for i, use in enumerate(reads(jaxpr))])
 
     def detached(x: Batched) -> Batched:
         value = front(x)
         return Batched(choose(taking, lax.stop_gradient(value), value), 0)
 
-    differ = [is_batched(x) and _differentiable(x.value) and i not in buffers for i, x in enumerate(operands)]
+    differ = [is_batched(x) and _differentiable(x.value) and i not in spared for i, x in enumerate(operands)]
     return [detached(x) if differs else x for x, differs in zip(operands, differ, strict=True)]
 
 

@@ -6,7 +6,7 @@ A callback with an operand more, which says whether this lane is live, is still 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from minibatch._batched import Array, Axis, Batched
 from minibatch._host import Again, IfLive
 from minibatch._interpreter import remembered, walk
 from minibatch._jax import rebind
-from minibatch.schedule.updates import UPDATES, buffers, detached, looks_at
+from minibatch.schedule.updates import LOOKS_UP, UPDATES, buffers, detached, lent, looks_at
 
 
 def acts(x: Any) -> bool:
@@ -42,83 +42,108 @@ def can_be_told(x: Any) -> bool:
     return x.primitive.name in TOLD and not x.params.get("partitioned") and all(map(can_be_told, _jax.inner_jaxprs(x)))
 
 
-def taking_part(
-    axis: Axis, jaxpr: Any, taking: Array, aval: Any, operands: Sequence[Any], kept: Sequence[int] = ()
-) -> tuple[Any, list]:
-    """`jaxpr` and its operands; if it acts, told of the lanes `taking` [B] part, of which one's is of `aval`.
+class Lane(NamedTuple):
+    """One lane that takes part if it is `live`; if not, what it reads of a buffer must be `lent` to it, or need not."""
 
-    So it is if there are outputs `kept`: buffers that it updates, which those that take no part get back unchanged.
+    live: Any
+    lent: bool = False
+
+    def sees(self, x: Any) -> Any:
+        """`x`, read of a buffer."""
+        return lent(self.live, x) if self.lent else detached(self.live, x)
+
+
+class Telling(NamedTuple):
+    """What a jaxpr is told beside who is live.
+
+    Lanes that take no part get the outputs `kept` back unchanged: buffers, of which it updates a few elements. Of these, and
+    of the inputs `read`, they see what is `lent` to them, or their own.
     """
-    if not kept and not (acts(jaxpr) and can_be_told(jaxpr)):
+
+    kept: tuple[int, ...] = ()
+    read: tuple[int, ...] = ()
+    lent: bool = False
+
+
+NOTHING = Telling()
+
+
+def taking_part(
+    axis: Axis, jaxpr: Any, taking: Array, aval: Any, operands: Sequence[Any], telling: Telling = NOTHING
+) -> tuple[Any, list]:
+    """`jaxpr` and its operands; if there is anything to tell, told of the lanes `taking` [B] part, one's of this `aval`."""
+    if not telling.kept and not telling.read and not (acts(jaxpr) and can_be_told(jaxpr)):
         return jaxpr, list(operands)
     with _jax.axis_env(axis):
-        return told(jaxpr, aval, tuple(kept)), [Batched(taking, 0), *operands]
+        return told(jaxpr, aval, telling), [Batched(taking, 0), *operands]
 
 
-def told(jaxpr: Any, aval: Any, kept: tuple[int, ...]) -> Any:
-    """`jaxpr` with a first input of this aval: false where it may compute but not act, nor change the outputs `kept`."""
+def told(jaxpr: Any, aval: Any, telling: Telling = NOTHING) -> Any:
+    """`jaxpr` with a first input of this aval: false where it may compute, but not act nor change what is kept."""
     aval = aval.update(dtype=np.dtype(bool), weak_type=False)
     avals = [aval, *(v.aval for v in _jax.open_jaxpr(jaxpr).invars)]
 
     def evaluated(live: Any, *args: Any) -> list:
-        return act_if(live, jaxpr, args, kept)
+        return act_if(Lane(live, telling.lent), jaxpr, args, telling)
 
-    return remembered(jaxpr, ("told", aval, kept), lambda: _jax.trace_jaxpr(evaluated, avals))
+    return remembered(jaxpr, ("told", aval, telling), lambda: _jax.trace_jaxpr(evaluated, avals))
 
 
-def act_if(live: Any, jaxpr: Any, args: Sequence[Any], kept: Sequence[int] = ()) -> list:
-    """Evaluate `jaxpr`; it acts, and changes the outputs `kept`, only if `live`."""
-    held = buffers(jaxpr, kept)
+def act_if(lane: Lane, jaxpr: Any, args: Sequence[Any], telling: Telling = NOTHING) -> list:
+    """Evaluate `jaxpr`; it acts, and changes the outputs kept, only if the lane is live."""
+    held = buffers(jaxpr, telling.kept) | {_jax.open_jaxpr(jaxpr).invars[i] for i in telling.read}
 
     def apply(eqn: Any, values: list) -> list:
-        places = tuple(i for i, v in enumerate(eqn.outvars) if v in held)
+        kept = tuple(i for i, v in enumerate(eqn.outvars) if v in held)
         seen = looks_at(eqn, held) if held else ()
-        if seen and eqn.primitive.name in ("gather", "dynamic_slice"):  # what is seen is less than the buffer
-            return [detached(live, out) for out in rebind(eqn, *values)]
-        values = [detached(live, x) if i in seen else x for i, x in enumerate(values)]
-        return TOLD[eqn.primitive.name](live, eqn, places, *values) if places or acts(eqn) else rebind(eqn, *values)
+        if seen == {0} and eqn.primitive.name in LOOKS_UP:  # what is seen is less than the buffer
+            return [lane.sees(out) for out in rebind(eqn, *values)]
+        values = [lane.sees(x) if i in seen else x for i, x in enumerate(values)]
+        return TOLD[eqn.primitive.name](lane, eqn, kept, *values) if kept or acts(eqn) else rebind(eqn, *values)
 
     return walk(jaxpr, args, apply)
 
 
-def callback(live: Any, eqn: Any, kept: Sequence[int], *values: Any) -> list:
+def callback(lane: Lane, eqn: Any, kept: Sequence[int], *values: Any) -> list:
     """A callback that is told."""
-    return rebind(eqn, live, *values, callback=IfLive(eqn.params["callback"], tuple(eqn.params.get("result_avals", ()))))
+    told_of = IfLive(eqn.params["callback"], tuple(eqn.params.get("result_avals", ())))
+    return rebind(eqn, lane.live, *values, callback=told_of)
 
 
-def printing(live: Any, eqn: Any, kept: Sequence[int], *values: Any) -> list:
+def printing(lane: Lane, eqn: Any, kept: Sequence[int], *values: Any) -> list:
     """A debug print, as a callback that is told."""
-    jax.debug.callback(IfLive(Again(eqn)), live, *values, ordered=eqn.params["ordered"])  # pyright: ignore[reportArgumentType] - what it returns is dropped
+    jax.debug.callback(IfLive(Again(eqn)), lane.live, *values, ordered=eqn.params["ordered"])  # pyright: ignore[reportArgumentType] - what it returns is dropped
     return []
 
 
-def check(live: Any, eqn: Any, kept: Sequence[int], *values: Any) -> list:
+def check(lane: Lane, eqn: Any, kept: Sequence[int], *values: Any) -> list:
     """A check, which fails only if live."""
     kinds = eqn.params["err_tree"].children()[0].num_leaves
-    return rebind(eqn, *(lax.bitwise_and(failed, live) for failed in values[:kinds]), *values[kinds:])
+    return rebind(eqn, *(lax.bitwise_and(failed, lane.live) for failed in values[:kinds]), *values[kinds:])
 
 
-def branches(live: Any, eqn: Any, kept: Sequence[int], index: Any, *values: Any) -> list:
+def branches(lane: Lane, eqn: Any, kept: tuple[int, ...], index: Any, *values: Any) -> list:
     """A cond whose branches are told."""
-    changed = tuple(told(branch, jax.typeof(live), tuple(kept)) for branch in eqn.params["branches"])
-    return rebind(eqn, index, live, *values, branches=changed)
+    telling = Telling(kept, lent=lane.lent)
+    changed = tuple(told(branch, jax.typeof(lane.live), telling) for branch in eqn.params["branches"])
+    return rebind(eqn, index, lane.live, *values, branches=changed)
 
 
-def steps(live: Any, eqn: Any, kept: Sequence[int], *values: Any) -> list:
+def steps(lane: Lane, eqn: Any, kept: Sequence[int], *values: Any) -> list:
     """A while whose condition and body are told."""
-    count = eqn.params["cond_nconsts"]
-    changed = {f"{part}_jaxpr": told(eqn.params[f"{part}_jaxpr"], jax.typeof(live), ()) for part in ("cond", "body")}
+    count, live = eqn.params["cond_nconsts"], lane.live
+    changed = {f"{part}_jaxpr": told(eqn.params[f"{part}_jaxpr"], jax.typeof(live)) for part in ("cond", "body")}
     counts = {f"{part}_nconsts": eqn.params[f"{part}_nconsts"] + 1 for part in ("cond", "body")}
     return rebind(eqn, live, *values[:count], live, *values[count:], **changed, **counts)
 
 
-def rows(live: Any, eqn: Any, kept: Sequence[int], *values: Any) -> list:
+def rows(lane: Lane, eqn: Any, kept: Sequence[int], *values: Any) -> list:
     """A scan whose body is told."""
     consts, carries = _jax.scan_counts(eqn.params)
     start = consts + carries
 
     def step(carry: tuple, x: tuple) -> tuple[tuple, tuple]:
-        outs = act_if(live, eqn.params["jaxpr"], [*values[:consts], *carry, *x])
+        outs = act_if(lane, eqn.params["jaxpr"], [*values[:consts], *carry, *x])
         return tuple(outs[:carries]), tuple(outs[carries:])
 
     how = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
@@ -126,9 +151,9 @@ def rows(live: Any, eqn: Any, kept: Sequence[int], *values: Any) -> list:
     return [*carry, *ys]
 
 
-def called(live: Any, eqn: Any, kept: Sequence[int], *values: Any) -> list:
+def called(lane: Lane, eqn: Any, kept: tuple[int, ...], *values: Any) -> list:
     """A call, whose equations are told where it stands."""
-    return act_if(live, next(_jax.inner_jaxprs(eqn)), values, kept)
+    return act_if(lane, next(_jax.inner_jaxprs(eqn)), values, Telling(kept))
 
 
 TOLD: dict[str, Callable[..., list]] = {

@@ -13,8 +13,8 @@ from minibatch import _jax
 from minibatch._batched import Array, Axis, Batched, lanes, together
 from minibatch._interpreter import batch_jaxpr
 from minibatch.schedule.borrow import borrow, choose, may_not_end, reads
-from minibatch.schedule.live import taking_part
-from minibatch.schedule.updates import updated
+from minibatch.schedule.live import NOTHING, Telling, taking_part
+from minibatch.schedule.updates import looked_up, updated
 
 
 class Loop(NamedTuple):
@@ -45,17 +45,20 @@ class Loop(NamedTuple):
     def step(self, axis: Axis, consts: Sequence[Any], live: Array, state: Sequence[Any]) -> tuple[Array, list]:
         """c = where(live, f(c), c); live &= pred(c). A lane that has stopped is never changed."""
         _, of_body, carry = self._given(consts, state)
-        given, kept = [*of_body, *carry], ()
+        given, telling = [*of_body, *carry], NOTHING
         if not _jax.lanes_meet(self.body, axis.name):
-            if may_not_end(self.body) or _jax.watches_nans():
-                given = borrow(axis, jnp.any(live, axis=range(1, live.ndim)), given, reads(self.body))
-            elif live.ndim == 1:
-                kept = self._kept()
+            careful = may_not_end(self.body) or _jax.watches_nans()
+            if live.ndim == 1:
+                telling = Telling(self._kept(), looked_up(self.body, given) if careful else (), careful)
+            if careful:
+                spared = {*telling.read, *(self.counts[1] + i for i in telling.kept)}
+                used = [use and i not in spared for i, use in enumerate(reads(self.body))]
+                given = borrow(axis, jnp.any(live, axis=range(1, live.ndim)), given, used)
         aval = _jax.open_jaxpr(self.cond).outvars[0].aval
-        outs = batch_jaxpr(axis, *taking_part(axis, self.body, live, aval, given, kept))
+        outs = batch_jaxpr(axis, *taking_part(axis, self.body, live, aval, given, telling))
         changed = [i for i, change in enumerate(self.changes) if change]
         new = [lanes(axis, outs[i]) for i in changed]
-        state = [y if i in kept else choose(live, x, y) for i, x, y in zip(changed, state, new, strict=True)]
+        state = [y if i in telling.kept else choose(live, x, y) for i, x, y in zip(changed, state, new, strict=True)]
         of_cond, _, carry = self._given(consts, state)
         goes_on = batch_jaxpr(axis, *taking_part(axis, self.cond, live, aval, [*of_cond, *carry]))
         return lax.bitwise_and(live, lanes(axis, *goes_on)), state

@@ -15,9 +15,9 @@ from minibatch._interpreter import batch_closed, batch_jaxpr, remembered
 from minibatch._jax import rebind
 from minibatch.schedule.borrow import choose, differentiable_if_any, hands_through, meant, must_borrow, reads, to_each_lane
 from minibatch.schedule.choose import guarded, plan
-from minibatch.schedule.live import acts, taking_part
+from minibatch.schedule.live import NOTHING, Telling, acts, taking_part
 from minibatch.schedule.partition import look_up, partition
-from minibatch.schedule.updates import seen, updated
+from minibatch.schedule.updates import looked_up, updated
 
 
 def select(axis: Axis, eqn: Any, index: Array, operands: Sequence[Any]) -> list:
@@ -33,7 +33,7 @@ def select(axis: Axis, eqn: Any, index: Array, operands: Sequence[Any]) -> list:
     own = parted.numbers if parted else ()
     made = [j for j in range(len(eqn.outvars)) if any(origins[k][j] is None for k in own)]  # by the branches of the plan
 
-    buffers = {j: i for j, i in _buffers(axis, branches, operands).items() if j not in made}
+    buffers = {j: i for j, i in _buffers(axis, branches).items() if j not in made}
     operands = [Batched(lanes(axis, x), 0) if i in buffers.values() else x for i, x in enumerate(operands)]
     current = list(operands)  # what buffers have become, branch by branch
 
@@ -65,19 +65,15 @@ def _picked(axis: Axis, index: Array, cases: Sequence[Any]) -> Any:
     return Batched(choose(look_up(table, index), *(lanes(axis, case) for case in distinct)), 0)
 
 
-def _buffers(axis: Axis, branches: Sequence[Any], operands: Sequence[Any]) -> dict[int, int]:
+def _buffers(axis: Axis, branches: Sequence[Any]) -> dict[int, int]:
     """Which outputs are one operand, but for a few elements that some branches change, and the number of that operand."""
     if any(_jax.lanes_meet(branch, axis.name) for branch in branches):
         return {}
     each = enumerate(zip(*map(updated, branches), strict=True))
     found = {j: origins[0] for j, origins in each if origins[0] is not None and len({*origins}) == 1}
-    changed = {j: [b for b in branches if hands_through(b)[j] is None] for j in found}
-    alone = [*found.values()]
-
-    def stays(j: int, branch: Any) -> bool:
-        return not (must_borrow(branch, operands) and seen(branch, [j]))
-
-    return {j: i for j, i in found.items() if alone.count(i) == 1 and changed[j] and all(stays(j, b) for b in changed[j])}
+    once = [*found.values()]
+    changed = [any(origin is None for origin in origins) for origins in zip(*map(hands_through, branches), strict=True)]
+    return {j: i for j, i in found.items() if once.count(i) == 1 and changed[j]}
 
 
 def _branch(axis: Axis, eqn: Any, branch: Any, taking: Array, operands: Sequence[Any], buffers: dict[int, int]) -> list:
@@ -86,12 +82,14 @@ def _branch(axis: Axis, eqn: Any, branch: Any, taking: Array, operands: Sequence
     Those are the outputs for which the branch updates an operand, and the number of that.
     """
     meet, skipped = _jax.lanes_meet(branch, axis.name), guarded(axis, branch)
+    count, telling = len(operands), NOTHING
     if not meet:  # where they do each has values of its own
-        operands = meant(axis, branch, taking, operands, [*buffers.values()])
+        lent = must_borrow(branch, operands)
+        telling = Telling(tuple(buffers), looked_up(branch, operands) if lent else (), lent)
+        operands = meant(axis, branch, taking, operands, {*buffers.values(), *telling.read})
     if not meet and not skipped:
         operands = differentiable_if_any(taking, operands, reads(branch))
-    count = len(operands)
-    branch, operands = taking_part(axis, branch, taking, eqn.invars[0].aval, operands, [*buffers])
+    branch, operands = taking_part(axis, branch, taking, eqn.invars[0].aval, operands, telling)
     if meet or not skipped:
         return batch_jaxpr(axis, branch, operands)
     arrays, bdims = apart(operands)

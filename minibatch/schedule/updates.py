@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from minibatch import _jax
+from minibatch._batched import is_batched
 from minibatch._interpreter import remembered
 
 PAYS = 2  # times as long as what is written, at least, is a buffer that is better not chosen as a whole
@@ -27,6 +28,7 @@ SCATTERS = {
     "scatter-max": None,
 }
 CALLS = ("jit", "closed_call")
+LOOKS_UP = ("gather", "dynamic_slice")
 
 
 def updated(jaxpr: Any) -> tuple[int | None, ...]:
@@ -47,15 +49,18 @@ def looks_at(eqn: Any, held: set) -> set[int]:
     return read - places
 
 
-def seen(jaxpr: Any, kept: Sequence[int]) -> bool:
-    """Whether anything in `jaxpr` but these updates reads a buffer that becomes one of the outputs `kept`."""
-    held = buffers(jaxpr, kept)
+def looked_up(jaxpr: Any, operands: Sequence[Any]) -> tuple[int, ...]:
+    """The inputs of `jaxpr` of which it only reads a few elements, where lanes have their own."""
+    jaxpr = _jax.open_jaxpr(jaxpr)
 
-    def inside(eqn: Any) -> bool:
-        places = [i for i, v in enumerate(eqn.outvars) if v in held]
-        return bool(places) and any(seen(inner, places) for inner in _jax.inner_jaxprs(eqn))
+    def few(v: Any) -> bool:
+        reading = [(eqn, [i for i, x in enumerate(eqn.invars) if x is v]) for eqn in jaxpr.eqns]
+        reading = [(eqn, places) for eqn, places in reading if places]
+        return bool(reading) and all(
+            eqn.primitive.name in LOOKS_UP and places == [0] and _few(eqn.outvars[0].aval, v.aval) for eqn, places in reading
+        )
 
-    return any(looks_at(eqn, held) or inside(eqn) for eqn in _jax.open_jaxpr(jaxpr).eqns)
+    return tuple(i for i, (v, x) in enumerate(zip(jaxpr.invars, operands, strict=True)) if is_batched(x) and few(v))
 
 
 def _origin(jaxpr: Any, v: Any) -> int | None:
@@ -102,17 +107,17 @@ def _few(update: Any, buffer: Any) -> bool:
 # --- while a lane may sit out -----------------------------------------------------------------------------------------
 
 
-def slice_update(live: Any, eqn: Any, kept: Sequence[int], operand: Any, update: Any, *starts: Any) -> list:
+def slice_update(lane: Any, eqn: Any, kept: Sequence[int], operand: Any, update: Any, *starts: Any) -> list:
     """operand[i:i+n] = update if live."""
     there = lax.dynamic_slice(operand, starts, update.shape, allow_negative_indices=False)
-    return _jax.rebind(eqn, operand, lax.select_n(live, there, update), *starts)
+    return _jax.rebind(eqn, operand, lax.select_n(lane.live, there, update), *starts)
 
 
-def scatter(live: Any, eqn: Any, kept: Sequence[int], operand: Any, indices: Any, updates: Any) -> list:
+def scatter(lane: Any, eqn: Any, kept: Sequence[int], operand: Any, indices: Any, updates: Any) -> list:
     """operand[i] = update, or += and so on, if live."""
     nothing = SCATTERS[eqn.primitive.name]
     there = _there(eqn, operand, indices) if nothing is None else lax.full_like(updates, nothing)
-    return _jax.rebind(eqn, operand, indices, lax.select_n(live, there, updates))
+    return _jax.rebind(eqn, operand, indices, lax.select_n(lane.live, there, updates))
 
 
 def _there(eqn: Any, operand: Any, indices: Any) -> Any:
@@ -137,3 +142,11 @@ UPDATES = {"dynamic_update_slice": slice_update, **dict.fromkeys(SCATTERS, scatt
 def detached(live: Any, x: Any) -> Any:
     """`x`, to which no derivative flows back unless live."""
     return lax.select_n(live, lax.stop_gradient(x), x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+
+
+lend_p = _jax.passing("lend")
+
+
+def lent(live: Any, x: Any) -> Any:
+    """`x` of a lane that is live, and of the first that is for others: one that sits out must not see what is its own."""
+    return _jax.bind(lend_p, live, x)
