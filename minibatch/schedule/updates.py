@@ -33,13 +33,18 @@ LOOKS_UP = ("gather", "dynamic_slice")
 
 def updated(jaxpr: Any) -> tuple[int | None, ...]:
     """For each output of `jaxpr` the number of the input that it is, but for a few elements; None if it is no such thing."""
-    return remembered(jaxpr, "updated", lambda: tuple(_origin(jaxpr, v) for v in _jax.open_jaxpr(jaxpr).outvars))
+
+    def origins() -> tuple[int | None, ...]:
+        numbers = {v: i for i, v in enumerate(_jax.open_jaxpr(jaxpr).invars)}
+        return tuple(numbers[way[-1]] if way else None for way in _ways(jaxpr))
+
+    return remembered(jaxpr, "updated", origins)
 
 
 def buffers(jaxpr: Any, kept: Sequence[int]) -> set:
     """The variables that the outputs `kept` of `jaxpr` have been, from the input on."""
-    outvars = _jax.open_jaxpr(jaxpr).outvars
-    return {v for i in kept for v, _ in _way(jaxpr, outvars[i])}
+    ways = _ways(jaxpr) if kept else ()
+    return {v for i in kept for v in ways[i]}
 
 
 def looks_at(eqn: Any, held: set) -> set[int]:
@@ -63,24 +68,26 @@ def looked_up(jaxpr: Any, operands: Sequence[Any]) -> tuple[int, ...]:
     return tuple(i for i, (v, x) in enumerate(zip(jaxpr.invars, operands, strict=True)) if is_batched(x) and few(v))
 
 
-def _origin(jaxpr: Any, v: Any) -> int | None:
-    way = _way(jaxpr, v)
-    return _jax.open_jaxpr(jaxpr).invars.index(way[-1][0]) if way else None
-
-
-def _way(jaxpr: Any, v: Any) -> list[tuple[Any, Any]]:
-    """From a variable back to the input that it is but for a few elements: variables, and the equations that update them."""
+def _ways(jaxpr: Any) -> list[list]:
+    """For each output of `jaxpr` the variables from it back to the input that it is but for a few elements; none if it is not."""
     jaxpr = _jax.open_jaxpr(jaxpr)
     made = {out: (eqn, i) for eqn in jaxpr.eqns for i, out in enumerate(eqn.outvars)}
-    way = []
-    while not isinstance(v, _jax.Literal) and v in made:
-        eqn, i = made[v]
-        way.append((v, eqn))
-        operand = _operand(eqn, i)
-        if operand is None:
-            return []
-        v = eqn.invars[operand]
-    return [*way, (v, None)] if not isinstance(v, _jax.Literal) and v in jaxpr.invars else []
+    inputs = {*jaxpr.invars}
+
+    def way(v: Any) -> list:
+        found = []
+        while not isinstance(v, _jax.Literal):
+            found.append(v)
+            if v in inputs:
+                return found
+            eqn, i = made.get(v, (None, None))
+            operand = None if eqn is None else _operand(eqn, i)
+            if operand is None:
+                break
+            v = eqn.invars[operand]
+        return []
+
+    return [way(v) for v in jaxpr.outvars]
 
 
 def _operand(eqn: Any, i: int) -> int | None:
