@@ -5,12 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from minibatch import _jax
-from minibatch._registry import RULES
+from minibatch._registry import RULES, Rule
 
 ATTENTION = "cuDNN's attention, emitted on GPUs by an implementation asked for by name; lane by lane until it is tried on one"
 KERNELS = "met inside Pallas kernels, or made of them by a TPU or GPU compiler; the kernel as a whole has a rule"
@@ -45,9 +45,13 @@ class Row(NamedTuple):
 def rows() -> list[Row]:
     """The primitives that have a rule, by file and name."""
     known = _jax.primitives_of_jax()
-    entries = [(str(key), rule) for key, rule in RULES.items() if key != "fallback"]
     words = {True: "a rule", False: "no rule", None: "not in this JAX"}
-    table = [Row(name, rule.family, file_of(rule.module), words[known.get(name)]) for name, rule in entries]
+
+    def row(key: Any, rule: Rule) -> Row:
+        in_jax = words[known.get(key)] if isinstance(key, str) else "not JAX's own"
+        return Row(str(key), rule.family, file_of(rule.module), in_jax)
+
+    table = [row(key, rule) for key, rule in RULES.items() if key != "fallback"]
     return sorted(table, key=lambda row: (row.file, row.primitive))
 
 

@@ -69,7 +69,7 @@ def looked_up(jaxpr: Any, operands: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _ways(jaxpr: Any) -> list[list]:
-    """For each output of `jaxpr` the variables from it back to the input that it is but for a few elements; none if it is not."""
+    """For each output of `jaxpr` the variables back to the input that it is but for a few elements; none if there is none."""
     jaxpr = _jax.open_jaxpr(jaxpr)
     made = {out: (eqn, i) for eqn in jaxpr.eqns for i, out in enumerate(eqn.outvars)}
     inputs = {*jaxpr.invars}
