@@ -86,6 +86,17 @@ class Vmapped(Generic[P, R]):
     def _watch(self, captured: Captured) -> None:
         self._captured, self._checks = captured, (*captured.checks, *configured())
 
+    def _watches(self, captured: Captured) -> bool:
+        """Whether what static arguments see is watched at every call: of modules alone, so that nothing is kept alive."""
+        if not captured.checks:
+            return True
+        known = self._captured
+        if known is None or not (known.is_whole() and captured.is_whole() and captured.is_of_modules()):
+            return False
+        known.join(captured)
+        self._watch(known)
+        return True
+
     @_reported
     def answer(self, args: tuple, kwargs: dict) -> tuple[Any, Any, bool]:
         """The result of a call, and what a `_jax.dispatcher` is to remember of it: see there."""
@@ -100,7 +111,8 @@ class Vmapped(Generic[P, R]):
             self._called = True
             leaves = [*closure.arrays, *leaves]
             if known:
-                return program.with_entry(leaves, len(closure.arrays)) if self._dispatch else (program(leaves), None, True)
+                held = len(closure.arrays)
+                return program.with_entry(leaves, held, self._watches) if self._dispatch else (program(leaves), None, True)
             if self._captured is not None:
                 self._captured.settle()
                 self._watch(self._captured)

@@ -105,6 +105,12 @@ class Captured:
         """Whether `x` is in one of the places watched."""
         return any(slot.value is x for slot in self._slots.values())
 
+    def join(self, other: Captured) -> None:
+        """Watch also what `other` watches."""
+        self._slots = {**other._slots, **self._slots}
+        self._codes += other._codes
+        self._arrange()
+
     def settle(self) -> None:
         """Called after `fun` ran: no longer watch what it set anew itself without ever reading it."""
         written = {slot.name for slot in self._slots.values() if slot.name and slot.changed()}
@@ -196,8 +202,8 @@ class Captured:
                 yield name, getattr(value, "__func__", getattr(value, "fget", getattr(value, "func", value)))
 
     def _watch_attribute(self, kind: type, name: str) -> None:
-        value = getattr(kind, name)
-        if getattr(kind, name) is value:  # a class method is made anew whenever it is looked at
+        value = getattr(kind, name, MISSING)  # some attributes are of objects alone
+        if value is not MISSING and getattr(kind, name) is value:  # a class method is made anew whenever it is looked at
             self._watch(kind, name, value, name)
 
     def _entries(self, mapping: dict, name: str | None, keys: Any = None) -> Iterator[tuple[str, Any]]:

@@ -61,13 +61,14 @@ class Program:
         compiled = self.compiled
         return self._assemble(leaves, compiled(self.consts, self._arrays(leaves)))
 
-    def with_entry(self, leaves: list, held: int) -> tuple[Any, Any, bool]:
+    def with_entry(self, leaves: list, held: int, watches: Callable[[Captured], bool]) -> tuple[Any, Any, bool]:
         """As a call; with what a dispatcher is to remember of it, if it tells all that the program depends on.
 
-        The first `held` leaves are no arguments of the call.
+        The first `held` leaves are no arguments of the call. `watches` is asked whether it tells what static leaves see.
         """
         static = [leaves[i] for i in self._static]
-        if not (self._compiles and self._gives_all and all(map(_jax.is_told, static))) or Captured(*static).checks:
+        told = self._compiles and self._gives_all and all(map(_jax.is_told, static))
+        if not (told and watches(Captured(*static))):
             return self(leaves), None, False
         _jax.learn_nodes(leaves)
         compiled, self.consts = self.compiled, list(map(_jax.as_argument, self.consts))

@@ -115,6 +115,24 @@ def test_the_state_of_a_static_function_is_noticed():
     np.testing.assert_allclose(repeated(f, fn, X), X * 2)
 
 
+ADDED = 1.0
+
+
+def added(x):
+    return jnp.tanh(x) + ADDED
+
+
+def test_what_static_functions_see_of_their_module_is_watched(asked, monkeypatch):
+    f = vmap(lambda fn, x: fn(x), (None, 0))
+    for k in (1.0, 2.0):
+        monkeypatch.setitem(globals(), "ADDED", k)
+        for fn, wanted in ((added, jnp.tanh(X) + k), (jnp.tanh, jnp.tanh(X))):
+            np.testing.assert_allclose(repeated(f, fn, X), wanted, rtol=1e-6)
+    asked.clear()
+    f(added, X), f(jnp.tanh, X)
+    assert not asked
+
+
 def test_configuration_is_part_of_what_a_call_is_found_by():
     f = vmap(lambda x: x * 1.5)
     x = np.ones(3)
