@@ -13,6 +13,7 @@ from minibatch import _errors
 LOOPS = ("lockstep", "compact", "refill")
 BRANCHES = ("select", "partition")
 STAGED = "while_in_stages"  # what a loop in stages is called in a program
+STEPS = "steps"  # and in it the loops that take the steps
 
 
 class Divergence(NamedTuple):

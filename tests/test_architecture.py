@@ -27,7 +27,7 @@ MAY_IMPORT = {
         "report", "rules",
     },
     "report/": {
-        "_batched", "_compile", "_cost", "_errors", "_interpreter", "_jax", "_registry", "_trace", "report",
+        "_batched", "_compile", "_cost", "_divergence", "_errors", "_interpreter", "_jax", "_registry", "_trace", "report",
     },
     "_compile.py": {
         "_axes", "_batched", "_captured", "_closure", "_errors", "_hoist", "_interpreter", "_jax", "_keys", "_lanes",

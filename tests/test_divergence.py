@@ -15,6 +15,8 @@ from jax import lax
 import minibatch
 from minibatch import vmap
 from minibatch._divergence import LOOPS, Divergence, chosen
+from minibatch.schedule import choose, stages
+from minibatch.schedule.loop import count
 
 # --- the words --------------------------------------------------------------------------------------------------------
 
@@ -163,6 +165,39 @@ def test_every_schedule_gives_each_lane_its_own_answer(name: str, schedule: str)
     w = jnp.float32(0.5)
     found = vmap(PROGRAMS[name], (0, 1, None), divergence=schedule)(n, jnp.moveaxis(x, 0, 1), w)
     agree(found, of_lanes(PROGRAMS[name], (0, 0, None), n, x, w))
+
+
+@pytest.mark.parametrize("soon", [0.0, np.inf])
+@pytest.mark.parametrize("name", ["steps_and_state", "walk", "not_meant_for_others"])
+def test_a_window_from_the_start_and_after_steps_of_all(monkeypatch: pytest.MonkeyPatch, name: str, soon: float) -> None:
+    monkeypatch.setattr(choose, "SOON", soon)
+    n, x = arguments(13, seed=1)
+    found = vmap(PROGRAMS[name], (0, 0, None), divergence="refill")(n, x, jnp.float32(0.5))
+    agree(found, of_lanes(PROGRAMS[name], (0, 0, None), n, x, jnp.float32(0.5)))
+
+
+@pytest.mark.parametrize("asked", [0, 4, 17, 18])
+def test_seats_are_taken_in_order(asked: int) -> None:
+    """One by one, as on a CPU, and at once, as elsewhere."""
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        waits, live = rng.random(18) < 0.1 * seed, rng.random(7) < 0.5
+        place = np.where(live, rng.permutation(18)[:7], 18).astype(np.int32)
+        coming = [i for i in range(asked, 18) if waits[i]]
+        free = np.flatnonzero(~live)
+        wanted = place.copy()
+        wanted[free] = (coming + [18] * 7)[: len(free)]
+        for seated in (lambda *args: stages._seated(stages.Waiting(*args[:2], None), *args[2:]), stages.at_once):
+            begun, found = jax.jit(seated)(waits, jnp.int32(asked), place, live)
+            np.testing.assert_array_equal(found, wanted)
+            rest = [i for i in range(int(begun), 18) if waits[i]]
+            assert rest == coming[len(free) :]
+
+
+@pytest.mark.parametrize("size", [1, 15, 100, 10_000, 70_001])
+def test_lanes_are_counted(size: int) -> None:
+    live = np.random.default_rng(0).random(size) < 0.7
+    assert jax.jit(count)(live) == live.sum()
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 5])

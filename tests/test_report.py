@@ -15,6 +15,7 @@ from jax import lax
 import minibatch
 import minibatch.testing
 from minibatch import explain
+from minibatch._divergence import LOOPS
 from minibatch.report.findings import KINDS, SEVERITIES, count
 from minibatch.report.memory import in_bytes
 from minibatch.report.text import share
@@ -119,6 +120,12 @@ def test_a_loop_says_how_it_runs(schedule):
     assert found.id == "MB-DV01"
     assert ("all 1000 step until the last has stopped" in found.detail) == (schedule == "lockstep")
     assert ("it runs in stages" in found.detail) == (schedule != "lockstep")
+
+
+def test_the_cost_of_a_loop_is_that_of_all_lanes_by_every_schedule():
+    f = PROGRAMS["loop"].fun
+    flops = [explain(f, in_axes=(0, None), divergence=d)(f32(1024), f32()).to_dict()["cost"]["after"]["flops"] for d in LOOPS]
+    assert max(flops) < 1.5 * min(flops)
 
 
 def test_compiling_anew_is_found_and_explained():

@@ -15,6 +15,7 @@ from minibatch import _jax, _registry
 from minibatch._batched import Axis, apart
 from minibatch._compile import Program
 from minibatch._cost import Cost, alive, eqn_costs, runs
+from minibatch._divergence import STAGED, STEPS
 from minibatch._errors import MissingRuleWarning
 from minibatch._interpreter import Watch, watched
 from minibatch._trace import Call, Computed, Traced, parts, trace
@@ -320,31 +321,44 @@ def _cost_of_lane(scope: Scope, times: float, stored: bool) -> None:
 
 
 def _in_stages(eqn: Any) -> bool:
-    return eqn.params.get("name") == "while_in_stages"
+    return eqn.params.get("name") == STAGED
 
 
 def _cost_of_all(batched: Any, owner_of: Callable[[str, Equation | None], Equation | None]) -> Cost:
     """Add to each equation what it became and what that costs; the cost of what belongs to none is returned.
 
-    Of a loop in stages one step of the first counts, which is that of all lanes: as in lockstep.
+    Of a loop in stages one step of the first counts, as if it was that of all lanes, in lockstep; nothing else does.
     """
     edges = Cost()
 
-    def walk(jaxpr: Any, times: float, owner: Equation | None, stored: bool, stages: bool = False) -> None:
+    def walk(jaxpr: Any, times: float, owner: Equation | None, stored: bool, stages: list | None = None) -> None:
+        """`stages`: the equation that has them, until their first step is found."""
         nonlocal edges
         jaxpr = _jax.open_jaxpr(jaxpr)
         for eqn, cost, lives in zip(jaxpr.eqns, eqn_costs(jaxpr, stored=stored), alive(jaxpr), strict=True):
             here = owner_of(str(eqn.source_info.name_stack), owner)
+            within, often = [eqn] if _in_stages(eqn) else stages, times
+            if stages and _is_steps(eqn):
+                within, often = None, times * _more(stages.pop(), eqn)
             for run in runs(eqn) or ():
-                walk(run.jaxpr, times * run.times * lives, here, run.stored, _in_stages(eqn))
+                walk(run.jaxpr, often * run.times * lives, here, run.stored, within)
                 cost += run.cost(1.0) * -run.times * lives
+            cost *= often if within is None else 0.0
             if here is None:
-                edges += cost * times
+                edges += cost
             else:
-                here.after += cost * times
+                here.after += cost
                 here.emitted.append(eqn)
-            if stages and eqn.primitive.name == "while":
-                times = 0.0
 
     walk(batched, 1.0, None, True)
     return edges
+
+
+def _is_steps(eqn: Any) -> bool:
+    return eqn.primitive.name == "while" and STEPS in str(eqn.source_info.name_stack)
+
+
+def _more(staged: Any, steps: Any) -> float:
+    """How many times as many lanes as rows that are stepped."""
+    rows = next(v.aval.shape[0] for v in steps.outvars if v.aval.dtype == bool and v.aval.shape)  # which are live
+    return staged.outvars[0].aval.shape[0] / rows

@@ -26,7 +26,8 @@ class Machine(NamedTuple):
     """What a device does in a second, in cache; and in seconds what a step of a loop costs it beside the work.
 
     `step` is that of any step, `equation` that of each equation in it that is not fused with others. `row` is what it costs,
-    beside the bytes, to take a row from one array and put it into another.
+    beside the bytes, to take a row from one array and put it into another. `alone` is the work of a kernel, as XLA counts it,
+    that is left to one thread; more is shared out, which costs more than it saves where it is little.
     """
 
     flops: float
@@ -35,12 +36,13 @@ class Machine(NamedTuple):
     step: float
     equation: float
     row: float
+    alone: float
 
 
 MACHINES = {
-    "cpu": Machine(flops=3e10, transcendentals=1e9, bytes=3e10, step=3e-7, equation=2.5e-7, row=1e-9),
-    "gpu": Machine(flops=1e13, transcendentals=1e12, bytes=1e12, step=2e-5, equation=1e-6, row=1e-11),
-    "tpu": Machine(flops=1e13, transcendentals=1e12, bytes=1e12, step=5e-6, equation=1e-6, row=1e-9),
+    "cpu": Machine(flops=3e10, transcendentals=1e9, bytes=3e10, step=3e-7, equation=2.5e-7, row=1e-9, alone=2e5),
+    "gpu": Machine(flops=1e13, transcendentals=1e12, bytes=1e12, step=2e-5, equation=1e-6, row=1e-11, alone=math.inf),
+    "tpu": Machine(flops=1e13, transcendentals=1e12, bytes=1e12, step=5e-6, equation=1e-6, row=1e-9, alone=math.inf),
 }
 
 
@@ -62,6 +64,8 @@ STAGES = 6  # of compaction, at most: each is one more copy of the body to compi
 FILLED = 4  # times as long as what a step costs beside, the work in a window should take
 WORTH = 8  # times as long, that of all lanes, so that there is something to gain
 FEWER = 4  # times as many lanes as rows in a window, at least
+SOON = 2  # steps: if moving a lane costs less, it may be for nothing
+FULL = 16  # times as long as FILLED's, the work in a window in which all lanes step from the start
 
 
 def stages(axis: Axis, loop: Loop, consts: Sequence[Array], live: Array, state: Sequence[Array]) -> Sequence[Stage]:
@@ -78,11 +82,36 @@ def stages(axis: Axis, loop: Loop, consts: Sequence[Array], live: Array, state: 
         schedule = "refill" if on_one_device(live) and axis.size * work >= WORTH * overhead else "lockstep"
     if schedule == "lockstep":
         return ()
-    window = min(_power_of_two(FILLED * overhead / work), max(1, axis.size // FEWER))
-    widths = [axis.size, window] if schedule == "refill" else _ladder(axis.size, window)
+    moving, most = _moving(loop, consts, state), max(1, axis.size // FEWER)
+    window = min(most, _power_of_two(FILLED * overhead / work))
+    if schedule == "compact":
+        widths = _ladder(axis.size, window)
+    elif moving < SOON * work:
+        widths = [max(window, min(most, _power_of_two(FULL * overhead / work), _by_one_thread(loop, state)))]
+    else:
+        widths = [axis.size, window]
     leaves = [axis.size // 2, 0] if schedule == "refill" else [*widths[1:], 0]
-    moving = _moving(loop, consts, state)
-    return tuple(Stage(w, n, moving / (work + overhead / w)) for w, n in zip(widths, leaves, strict=True))
+    return tuple(Stage(w, n, moving / (work + overhead / w)) for w, n in zip(widths, leaves[-len(widths) :], strict=True))
+
+
+def _by_one_thread(loop: Loop, state: Sequence[Array]) -> int:
+    """How many lanes may step before XLA has several threads share the work: what it computes is more than what it moves."""
+    cost = sum((_fused(jaxpr) for jaxpr in (loop.cond, loop.body)), Cost())
+    work, moved = cost.flops + 2 * cost.transcendentals, 2 * sum(map(_row_bytes, state))
+    limit = machine().alone / (work + 10 * moved)
+    return _power_of_two(limit) // 2 if moved < work and limit < math.inf else np.iinfo(np.int32).max
+
+
+def _fused(jaxpr: Any) -> Cost:
+    """What `jaxpr` costs, but for what has kernels of its own."""
+    total = Cost()
+    for eqn in _jax.open_jaxpr(jaxpr).eqns:
+        inside = runs(eqn, TRIPS)
+        if inside:
+            total = sum((_fused(run.jaxpr) * run.times for run in inside), total)
+        elif eqn.primitive.name not in KERNELS:
+            total += eqn_cost(eqn)
+    return total
 
 
 def mesh_axes(axis: Axis, loop: Loop) -> tuple:
@@ -170,6 +199,9 @@ FACTORIZATIONS = words("""
     cholesky cholesky_update eig eigh hessenberg householder_product geqrf lu qr schur svd triangular_solve tridiagonal
     tridiagonal_solve
 """)
+KERNELS = FACTORIZATIONS | words("""
+    conv_general_dilated cumlogsumexp cummax cummin cumprod cumsum dot_general fft sort top_k
+""")  # of their own, apart from what is elementwise
 LOOPS = words("scan while")
 
 

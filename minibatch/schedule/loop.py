@@ -80,8 +80,9 @@ class Loop(NamedTuple):
 
 
 def count(live: Array) -> Array:
-    """How many are. Added up as bytes first, down columns, which XLA makes the quickest code of."""
-    rows = 128
+    """How many are. Added up as bytes, down columns, then as floats: few kernels to compile, and quick ones."""
+    columns = live.size < 1 << 13 or live.size >= 1 << 16  # between, XLA would start threads to add up bytes
+    rows = 16 if columns else 1
     live = live.reshape(-1)
     live = jnp.pad(live, (0, -live.size % rows)).reshape(rows, -1)
-    return jnp.sum(jnp.sum(live, 0, dtype=np.uint8), dtype=np.int32)
+    return jnp.sum(jnp.sum(live, 0, dtype=np.uint8), dtype=np.float32)

@@ -86,7 +86,7 @@ class Chunks(NamedTuple):
     """Where lanes go: N chunks of C places each.
 
     `turn` [N] is the branch of each chunk (one too many where it has none), `lane` [N·C] who is in each place, `own`
-    [N·C] whether for itself: other places hold the last lane of the same branch, again.
+    [N·C] whether for itself: other places hold the first lane of the chunk, again.
     """
 
     turn: Array
@@ -98,27 +98,42 @@ def _chunks(turn: Array, branches: int, width: int) -> Chunks:
     """[B] of branch numbers, one more than there are for lanes that take none -> the chunks."""
     (size,) = np.shape(turn)
     count = (size + branches * (width - 1)) // width  # as many as there are if each branch leaves its last chunk open
-    hot = lax.convert_element_type(turn == np.arange(branches + 1, dtype=np.int32)[:, None], np.int32)
-    taking = lax.dot(hot, np.ones(size, np.int32))
-    alike = jnp.max(taking) == size
-    numbers = _jax.vary_like(lax.iota(np.int32, size), turn)
-    order = lax.cond(alike, lambda: numbers, lambda: lax.rem(lax.sort(turn * size + numbers), np.int32(size)))
+    hot = lax.convert_element_type(turn == np.arange(branches, dtype=np.int32)[:, None], np.int32)
+    chunks = lax.div(lax.dot(hot, np.ones(size, np.int32)) + (width - 1), np.int32(width))
+    ends = jnp.sum(jnp.where(np.tri(branches, dtype=bool), chunks, 0), 1)
+    places = lax.pad(width * (ends - chunks), np.int32(count * width), [(0, 1, 0)])
+    lane = lax.reshape(_seated(turn, places, count * width), [count, width])
+    own = lane >= 0
+    lane = jnp.where(own, lane, jnp.maximum(lane[:, :1], 0))
+    turns = jnp.sum(np.arange(count, dtype=np.int32)[:, None] >= ends, 1, dtype=np.int32)
+    return Chunks(turns, lax.reshape(lane, [count * width]), lax.reshape(own, [count * width]))
 
-    before = np.tri(branches, k=-1, dtype=bool)
-    chunks = lax.div(taking[:branches] + (width - 1), np.int32(width))
-    first_chunk, first_lane = (jnp.sum(jnp.where(before, x, 0), 1) for x in (chunks, taking[:branches]))
-    chunk = np.arange(count, dtype=np.int32)[:, None]
-    mine = (first_chunk <= chunk) & (chunk < first_chunk + chunks)  # [N, branches]: at most one
-    place = np.arange(width, dtype=np.int32)
 
-    def of_mine(x: Array, otherwise: int = 0) -> Array:
-        return jnp.sum(jnp.where(mine, x, 0), 1, keepdims=True)
+def _seated(turn: Array, first: Array, count: int) -> Array:
+    """[B] of branch numbers, and the first place of each branch -> the lane in each of `count` places, or -1.
 
-    nth = of_mine(first_lane + (chunk - first_chunk) * width) + place  # [N, C]: in order
-    end = of_mine(first_lane + taking[:branches])
-    lane = rows(order, lax.reshape(jnp.minimum(nth, jnp.maximum(end - 1, 0)), [count * width]))
-    turns = jnp.sum(jnp.where(mine, np.arange(branches, dtype=np.int32) - branches, 0), 1) + branches
-    return Chunks(turns, lane, lax.reshape(nth < end, [count * width]))
+    Lanes of a branch are in order, place by place. A CPU puts them there one by one.
+    """
+    (size,) = np.shape(turn)
+    nobody = _jax.vary_like(np.full(count, -1, np.int32), turn)
+
+    def one_by_one(turn: Array, first: Array) -> Array:
+        def sit_down(lane: Array, carry: tuple) -> tuple:
+            next_, seats = carry
+            number = lax.dynamic_slice(turn, [lane], [1])
+            place = rows(next_, number)
+            return put(next_, number, place + 1), put(seats, place, lane[None])
+
+        return lax.fori_loop(0, size, sit_down, (first, nobody))[1]
+
+    def at_once(turn: Array, first: Array) -> Array:
+        numbers = _jax.vary_like(lax.iota(np.int32, size), turn)
+        by_branch = lax.sort(turn * size + numbers)
+        branch, lane = lax.div(by_branch, np.int32(size)), lax.rem(by_branch, np.int32(size))
+        begins = jnp.searchsorted(branch, np.arange(first.size, dtype=np.int32)).astype(np.int32)
+        return put(nobody, rows(first, branch) + numbers - rows(begins, branch), lane)
+
+    return lax.platform_dependent(turn, first, cpu=one_by_one, default=at_once)
 
 
 def _in_chunks(

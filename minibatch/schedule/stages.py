@@ -3,11 +3,12 @@
 Lanes that have not stopped are gathered into an array of fewer rows, the *window*, stepped there, and put back where they
 belong. While more are left than the window has rows, one that stops leaves its row to one that waits. When to stop
 stepping and move is decided as the program runs: once the rows that stepped for nothing have cost as much as moving does.
+
+Each stage is one more copy of the body to compile. If there is but one, a window, all lanes wait for it from the start.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from jax import lax
 
 from minibatch import _jax
 from minibatch._batched import Array, Axis
-from minibatch._divergence import STAGED
+from minibatch._divergence import STAGED, STEPS
 from minibatch._interpreter import remembered
 from minibatch.schedule.loop import Loop, count
 
@@ -42,10 +43,18 @@ class Rows(NamedTuple):
     state: list
 
 
+class Waiting(NamedTuple):
+    """Who is to have a row: which of [Q] are to have one, how many have been asked, and what lane each is, or its number."""
+
+    waits: Array
+    asked: Array
+    lane: Array | None
+
+
 def staged(
     axis: Axis, loop: Loop, stages: Sequence[Stage], consts: Sequence[Array], live: Array, state: Sequence[Array]
 ) -> Sequence[Array]:
-    """The state once all lanes have stopped. The first stage has a row for each lane."""
+    """The state once all lanes have stopped."""
     key = ("staged", loop.key, axis, *stages)
     return remembered(loop.body, key, lambda: _program(axis, loop, stages))(consts, live, list(state))
 
@@ -54,15 +63,22 @@ def _program(axis: Axis, loop: Loop, stages: Sequence[Stage]) -> Any:
     """All stages as one function, whose name says in a program what it is."""
 
     def while_in_stages(consts: list, live: Array, state: list) -> list:
-        rows = _steps(axis, loop, consts, Rows(count(live), live, state), stages[0].leaves, stages[0].patience)
-        lane = jnp.arange(axis.size, dtype=np.int32)
-        for before, stage in itertools.pairwise(stages):
-            queue = _picked(lane, rows, before.leaves)
-            lane, rows = _windows(axis, loop, stage, consts, queue, rows.alive, rows.state)
-        return rows.state
+        left, windows = Waiting(live, _like(live, np.int32(0)), None), list(stages)
+        if windows[0].width == axis.size:
+            first = windows.pop(0)
+            rows = _steps(axis, loop, consts, Rows(count(live), live, state), first.leaves, first.patience)
+            state, left = rows.state, _left(rows, None)
+        for stage in windows:
+            left, state = _windows(axis, loop, stage, consts, left, state)
+        return state
 
     while_in_stages.__name__ = STAGED
     return jax.jit(while_in_stages)
+
+
+def _left(rows: Rows, lane: Array | None) -> Waiting:
+    """Those that are live, who go on to the next stage; if there are none, nobody need be asked."""
+    return Waiting(rows.live, jnp.where(rows.alive > 0, np.int32(0), np.int32(rows.live.size)), lane)
 
 
 def _steps(axis: Axis, loop: Loop, consts: Sequence[Array], rows: Rows, leaves: int | Array, patience: float) -> Rows:
@@ -76,36 +92,43 @@ def _steps(axis: Axis, loop: Loop, consts: Sequence[Array], rows: Rows, leaves: 
         (_, live, state), idle = carry
         live, state = loop.step(axis, consts, live, state)
         alive = count(live)
-        return Rows(alive, live, state), idle + (axis.size - alive).astype(np.float32)
+        return Rows(alive, live, state), idle + (axis.size - alive)
 
-    return lax.while_loop(go, step, (rows, _like(rows.live, np.float32(0))))[0]
+    with jax.named_scope(STEPS):
+        return lax.while_loop(go, step, (rows, _like(rows.live, np.float32(0))))[0]
 
 
 def _windows(
-    axis: Axis, loop: Loop, stage: Stage, consts: Sequence[Array], queue: Array, left: Array, state: list
-) -> tuple[Array, Rows]:
-    """Step the `left` lanes in the queue, in a window, round after round: the lanes in it at the end, and their rows.
+    axis: Axis, loop: Loop, stage: Stage, consts: Sequence[Array], queue: Waiting, state: list
+) -> tuple[Waiting, list]:
+    """Step those in the queue, in a window, round after round: who is left in it, and the state.
 
     The state is that of all lanes; those in the window are put back after each round.
     """
-    nobody, within = axis.size, axis._replace(size=stage.width)
+    many, within = queue.waits.size, axis._replace(size=stage.width)
+
+    def lanes(place: Array) -> Array:
+        """[W] of places in the queue -> whose they are; one too many if nobody's."""
+        return place if queue.lane is None else jnp.where(place < many, _rows(queue.lane, place), axis.size)
 
     def go(carry: tuple) -> Array:
-        begun, alive, *_ = carry
-        return (begun < left) | (alive > stage.leaves)
+        asked, alive, *_ = carry
+        return (asked < many) | (alive > stage.leaves)
 
     def round_(carry: tuple) -> tuple:
-        before, alive, lane, live, state = carry
-        lane, begun = _filled(lane, live, queue, before, left, nobody)
+        asked, _, place, live, state = carry
+        asked, place = _seated(queue._replace(asked=asked), place, live)
+        live, lane = place < many, lanes(place)
         mine = [x if d is None else _rows(x, lane) for x, d in zip(consts, loop.bdims, strict=True)]
-        rows = Rows(alive + begun - before, lane < nobody, [_rows(x, lane) for x in state])
-        leaves = jnp.where(begun < left, stage.width - 1, stage.leaves)
+        rows = Rows(count(live), live, [_rows(x, lane) for x in state])
+        leaves = jnp.where(asked < many, np.float32(stage.width - 1), np.float32(stage.leaves))
         alive, live, new = _steps(within, loop, mine, rows, leaves, stage.patience)
-        return begun, alive, lane, live, [_put(x, lane, y) for x, y in zip(state, new, strict=True)]
+        return asked, alive, place, live, [_put(x, lane, y) for x, y in zip(state, new, strict=True)]
 
-    zero, empty = _like(queue, np.int32(0)), _like(queue, np.full(stage.width, nobody, np.int32))
-    _, alive, lane, live, state = lax.while_loop(go, round_, (zero, zero, empty, empty < 0, state))
-    return lane, Rows(alive, live, state)
+    empty = _like(queue.waits, np.full(stage.width, many, np.int32))
+    start = queue.asked, _like(queue.waits, np.float32(0)), empty, empty < 0, state
+    _, alive, place, live, state = lax.while_loop(go, round_, start)
+    return _left(Rows(alive, live, state), lanes(place)), state
 
 
 def _like(y: Array, x: Any) -> Array:
@@ -125,41 +148,38 @@ def _put(x: Array, lane: Array, rows: Array) -> Array:
 
 # --- who is next ------------------------------------------------------------------------------------------------------
 #
-# A CPU runs these as loops of scalars, which XLA compiles, and which then run, several times faster than cumulative sums.
+# A CPU asks one after the other, in a loop of scalars: XLA compiles it, and it then runs, several times faster than
+# cumulative sums.
 
 
-def _picked(lane: Array, rows: Rows, most: int) -> Array:
-    """[most] of the lanes in the rows that are live, in order; after them anything."""
+def _seated(queue: Waiting, place: Array, live: Array) -> tuple[Array, Array]:
+    """How many have been asked, and the place in the queue of whoever has each row [W], one too many if nobody.
 
-    def one_by_one(lane: Array, live: Array, alive: Array) -> Array:
-        def note(carry: tuple) -> tuple:
-            i, found, queue = carry
-            return i + 1, found + live[i], _put(queue, found, lane[i])
+    Rows that are not `live` go to the next who waits, in order.
+    """
+    nobody = queue.waits.size
 
-        zero = _like(live, np.int32(0))
-        return lax.while_loop(lambda c: c[1] < alive, note, (zero, zero, _like(live, np.zeros(most, np.int32))))[2]
+    def one_by_one(waits: Array, asked: Array, place: Array, live: Array) -> tuple:
+        def ask(carry: tuple) -> tuple:
+            row, asked, place = carry
+            asks = ~live[row] & (asked < nobody)
+            waits_ = _rows(waits, asked)
+            other = jnp.where(asks & waits_, asked, nobody)
+            place = _put(place, row, jnp.where(live[row], place[row], other))
+            return row + jnp.where(asks & ~waits_, 0, 1), asked + asks, place
 
-    def at_once(lane: Array, live: Array, alive: Array) -> Array:
-        place = jnp.where(live, jnp.cumsum(live, dtype=np.int32) - 1, most)
-        return _put(_like(live, np.zeros(most, np.int32)), place, lane)
+        start = _like(live, np.int32(0)), asked, place
+        return lax.while_loop(lambda carry: carry[0] < live.size, ask, start)[1:]
 
-    return lax.platform_dependent(lane, rows.live, rows.alive, cpu=one_by_one, default=at_once)
+    return lax.platform_dependent(*queue[:2], place, live, cpu=one_by_one, default=at_once)
 
 
-def _filled(lane: Array, live: Array, queue: Array, begun: Array, left: Array, nobody: int) -> tuple[Array, Array]:
-    """The lanes in the window, where those that are not live have left their rows to the next in the queue, if any."""
-
-    def one_by_one(lane: Array, live: Array, queue: Array, begun: Array, left: Array) -> tuple:
-        def seat(i: Array, found: tuple) -> tuple:
-            lane, begun = found
-            next_ = jnp.where(begun < left, _rows(queue, begun), nobody)
-            return _put(lane, i, jnp.where(live[i], lane[i], next_)), begun + (~live[i] & (begun < left))
-
-        return lax.fori_loop(0, lane.size, seat, (lane, begun))
-
-    def at_once(lane: Array, live: Array, queue: Array, begun: Array, left: Array) -> tuple:
-        turn = begun + jnp.cumsum(~live, dtype=np.int32) - 1
-        next_ = jnp.where(turn < left, _rows(queue, turn), nobody)
-        return jnp.where(live, lane, next_), jnp.minimum(begun + lane.size - count(live), left)
-
-    return lax.platform_dependent(lane, live, queue, begun, left, cpu=one_by_one, default=at_once)
+def at_once(waits: Array, asked: Array, place: Array, live: Array) -> tuple[Array, Array]:
+    """`_seated`, by cumulative sums."""
+    nobody, free = waits.size, ~live
+    numbers = _like(waits, np.arange(nobody, dtype=np.int32))
+    ahead = waits & (numbers >= asked)
+    turn, rows = jnp.cumsum(ahead, dtype=np.int32) - 1, jnp.cumsum(free, dtype=np.int32)
+    next_ = _put(_like(waits, np.full(live.size, nobody, np.int32)), jnp.where(ahead, turn, live.size), numbers)
+    last = jnp.where(rows[-1] > 0, jnp.minimum(_rows(next_, rows[-1] - 1) + 1, nobody), asked)
+    return last, jnp.where(live, place, _rows(next_, rows - 1))
