@@ -19,6 +19,7 @@ from minibatch._compile import Program, Programs
 from minibatch._divergence import chosen
 from minibatch._keys import Latest, Same, is_traced, static_key
 from minibatch._lanes import lane_of
+from minibatch._operands import numbers_of, operands
 from minibatch._trace import Call, parts, trace
 
 __all__ = ["Vmapped", "check", "explain", "find_nonfinite", "rules", "vmap"]
@@ -103,11 +104,12 @@ class Vmapped(Generic[P, R]):
         if not self._options["compile"] or not _jax.trace_state_clean():
             return self._emit(self._bind(args, kwargs)), None, True
         try:
-            closure = taken_apart(self._fun)
+            closure = taken_apart(self._fun, variables=operands(self._fun))
             leaves, in_tree = _flatten(args, kwargs)
             axes = self._axes_of(args, kwargs, leaves, in_tree)
+            numbers = numbers_of(self._fun, closure, args, in_tree, axes)
             bind = functools.partial(self._bind, args, kwargs)
-            program, known = self._programs.find(closure, self._key, in_tree, axes, leaves, bind)
+            program, known = self._programs.find(closure, numbers, self._key, in_tree, axes, leaves, bind)
             self._called = True
             leaves = [*closure.arrays, *leaves]
             if known:

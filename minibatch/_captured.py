@@ -19,7 +19,7 @@ import os
 import sys
 import sysconfig
 import types
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import repeat
 from operator import attrgetter, is_, itemgetter
@@ -79,6 +79,7 @@ class Captured:
         self._but = but
         self._slots: dict[tuple[int, Any], Slot] = {}
         self._codes: list[types.CodeType] = []
+        self._met: Counter[tuple[int, Any]] = Counter()  # how often it was come to each place
         queue, seen = deque(("", root) for root in roots if not isinstance(root, OPAQUE)), set(map(id, roots))
         while queue and len(self._slots) < MOST:
             with contextlib.suppress(Exception):  # what resists being looked at is not watched
@@ -96,6 +97,10 @@ class Captured:
     def is_whole(self) -> bool:
         """Whether there was nothing more to watch."""
         return len(self._slots) < MOST
+
+    def met_once(self, container: Any, key: Any) -> bool:
+        """Whether one function alone sees what is at `key` of `container`, as far as can be told."""
+        return self._met[id(container), key] == 1
 
     def values(self) -> list:
         """What is in the places watched."""
@@ -128,6 +133,7 @@ class Captured:
         self.checks = tuple(check for slots in by_container.values() for check in _checks(slots))
 
     def _watch(self, container: Any, key: Any, value: Any, name: str) -> None:
+        self._met[id(container), key] += 1
         if id(container) not in self._but and (id(container), key) not in self._but:
             self._slots.setdefault((id(container), key), Slot(container, key, value, name))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dis
 import functools
 import types
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -24,13 +24,17 @@ from minibatch._trace import CONCRETIZATION_ERRORS, NeedsConcrete
 
 
 class Closure(NamedTuple):
-    """A function, the arrays that it closes over, and a key for `rest`. `places`: where it found them, see `Parts`."""
+    """A function, the arrays that it closes over, and a key for `rest`. `places`: where it found them, see `Parts`.
+
+    `numbers`: those in its cells and globals that were asked for, which the key leaves out.
+    """
 
     fun: Callable
     arrays: list
     rest: list
     key: Hashable
     places: list[tuple[Any, Any]]
+    numbers: dict[str, Any]
 
     @property
     def __name__(self) -> str:
@@ -72,16 +76,16 @@ class Closure(NamedTuple):
         return found
 
 
-def taken_apart(fun: Callable, tracers: bool = False) -> Closure:
+def taken_apart(fun: Callable, tracers: bool = False, variables: Collection[str] = ()) -> Closure:
     """`fun` as a `Closure`; known by its identity, and without arrays, where its parts depend on one another.
 
-    With `tracers` values of a trace under way are taken for arrays too.
+    With `tracers` values of a trace under way are taken for arrays too. Numbers in these `variables` are taken out.
     """
     try:
-        apart = _Apart(fun, is_any_array if tracers else is_array)
+        apart = _Apart(fun, is_any_array if tracers else is_array, variables)
     except Exception:  # or where something in there resists being looked at
-        return Closure(fun, [], [fun], Same(fun), [])
-    return Closure(fun, apart.arrays, apart.rest, apart.key, apart.places)
+        return Closure(fun, [], [fun], Same(fun), [], {})
+    return Closure(fun, apart.arrays, apart.rest, apart.key, apart.places, apart.numbers)
 
 
 class Inseparable(Exception):  # noqa: N818 - never reaches a user
@@ -91,18 +95,28 @@ class Inseparable(Exception):  # noqa: N818 - never reaches a user
 class _Apart:
     """What is found by walking from a function through all that it closes over."""
 
-    def __init__(self, fun: Callable, is_array: Callable[[Any], bool]) -> None:
+    def __init__(self, fun: Callable, is_array: Callable[[Any], bool], variables: Collection[str]) -> None:
         self.arrays: list = []
         self.rest: list = []
+        self.numbers: dict[str, Any] = {}
         self._is_array = is_array
         self.places: list[tuple[Any, Any]] = []
         self._functions: dict[int, int] = {}  # by id: how many were met before
         self._entered: set[int] = set()
         self._read: set[str] = set()
         self._stored: set[str] = set()
-        self.key = self._of(fun)
+        self.key = self._of_function(fun, self._without_numbers(fun, variables)) if variables else self._of(fun)
         if self._read & self._stored:
             raise Inseparable
+
+    def _without_numbers(self, fun: Any, variables: Collection[str]) -> Parts:
+        """The parts of `fun`, with their types in the place of numbers in these variables."""
+        parts, names = parts_of_function(fun), _cell_names(fun)
+        outside = set(variables) - set(fun.__code__.co_varnames)
+        found = {name: fun.__globals__.get(name) for name in outside} | dict(zip(names, parts.children, strict=False))
+        self.numbers = {name: x for name, x in found.items() if name in outside and type(x) in NUMBERS}
+        self.places += [(fun.__globals__, name) for name in self.numbers if name not in names]
+        return parts.over(names, {name: type(x) for name, x in self.numbers.items()})
 
     def _of(self, x: Any) -> Hashable:
         if self._is_array(x):
@@ -192,6 +206,11 @@ class Parts(NamedTuple):
     together: Callable[[list], Any]
     places: list[tuple[Any, Any]]
 
+    def over(self, names: Sequence[str], named: Mapping[str, Any]) -> Parts:
+        """The same with some of its first children replaced, which are known by `names`."""
+        first = [named.get(name, x) for name, x in zip(names, self.children, strict=False)]
+        return self._replace(children=[*first, *self.children[len(first) :]])
+
 
 SIMPLE = frozenset({int, float, bool, str, bytes, complex, type(None), type, types.ModuleType, types.BuiltinFunctionType})
 
@@ -202,7 +221,7 @@ def parts_of(x: Any) -> Parts | None:
         case _ if type(x) in SIMPLE:
             return None
         case types.FunctionType():
-            return _parts_of_function(x)
+            return parts_of_function(x)
         case types.MethodType():
             return Parts(types.MethodType, [x.__func__, x.__self__], lambda parts: types.MethodType(*parts), [])
         case functools.partial():
@@ -222,7 +241,26 @@ def _parts_of_partial(x: functools.partial) -> Parts:
     return Parts((functools.partial, count, names), [x.func, *x.args, *x.keywords.values()], together, [])
 
 
-def _parts_of_function(fun: types.FunctionType) -> Parts:
+def over_variables(fun: types.FunctionType, named: Mapping[str, Any]) -> types.FunctionType:
+    """`fun` over other contents of the cells and globals that it knows by these names."""
+    names = _cell_names(fun)
+    parts = parts_of_function(fun).over(names, named)
+    made = parts.together(parts.children)
+    if named.keys() <= set(names):
+        return made
+    return _function_like(made, {**made.__globals__, **named}, made.__defaults__, made.__kwdefaults__, made.__closure__)
+
+
+def _function_like(fun: types.FunctionType, globals_: dict, defaults: Any, keywords: Any, closure: Any) -> types.FunctionType:
+    made = types.FunctionType(fun.__code__, globals_, fun.__name__, defaults, closure)
+    made.__kwdefaults__ = keywords
+    made.__dict__.update(fun.__dict__)
+    made.__qualname__ = fun.__qualname__
+    return made
+
+
+def parts_of_function(fun: types.FunctionType) -> Parts:
+    """Those of a function: what is in its cells comes first."""
     names = names_of(fun.__code__)
     cells = _cells(fun)
     space = {} if in_library(fun) else {name: fun.__globals__[name] for name in names.loaded if name in fun.__globals__}
@@ -236,11 +274,8 @@ def _parts_of_function(fun: types.FunctionType) -> Parts:
         for i, _ in cells:
             closure[i] = _cell(next(rest))
         globals_ = {**fun.__globals__, **{name: next(rest) for name in space}} if space else fun.__globals__
-        made = types.FunctionType(fun.__code__, globals_, fun.__name__, tuple(next(rest) for _ in defaults), tuple(closure))
-        made.__kwdefaults__ = {name: next(rest) for name in keywords} or None
-        made.__dict__.update(fun.__dict__)
-        made.__qualname__ = fun.__qualname__
-        return made
+        given = tuple(next(rest) for _ in defaults), {name: next(rest) for name in keywords} or None
+        return _function_like(fun, globals_, *given, tuple(closure))
 
     kind = types.FunctionType, fun.__code__, id(fun.__globals__), tuple(space), len(defaults), tuple(keywords)
     places = [*((cell, None) for _, cell in cells), *((fun.__globals__, name) for name in space), (keywords, None)]
@@ -248,6 +283,7 @@ def _parts_of_function(fun: types.FunctionType) -> Parts:
     return Parts(kind, children, together, places)
 
 
+NUMBERS = (int, float)
 TALLIES = frozenset({int, float, list, set, dict})  # what may be counted up or added to, which tells nothing if nobody reads it
 
 
@@ -256,6 +292,10 @@ def _cells(fun: types.FunctionType) -> list[tuple[int, types.CellType]]:
     read, names = names_of(fun.__code__).read, fun.__code__.co_freevars
     cells = enumerate(fun.__closure__ or ())
     return [(i, cell) for i, cell in cells if names[i] in read or type(contents(cell)) not in TALLIES]
+
+
+def _cell_names(fun: types.FunctionType) -> list[str]:
+    return [fun.__code__.co_freevars[i] for i, _ in _cells(fun)]
 
 
 def _cell(x: Any) -> types.CellType:

@@ -8,21 +8,22 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_leaves, tree_unflatten
 
-from minibatch import _axes, _errors, _jax, _lanes
+from minibatch import _axes, _errors, _jax, _lanes, _operands
 from minibatch._batched import Axis, Batched, apart, is_batched, lanes
 from minibatch._captured import Captured, changed
 from minibatch._closure import Closure
 from minibatch._hoist import with_numbers
 from minibatch._interpreter import batch_jaxpr
-from minibatch._keys import Latest, leaf_keys
+from minibatch._keys import Latest, leaf_keys, static_key
 from minibatch._lanes import lane_keys, sizeless
+from minibatch._operands import Number
 from minibatch._registry import context
 from minibatch._structure import is_number, structure
 from minibatch._trace import Call, Computed, Given, Returned, Traced, parts, trace
@@ -36,11 +37,12 @@ class Program:
 
     def __init__(self, call: Call, traced: Traced) -> None:
         self.outputs, self.out_tree = traced.outputs, traced.out_tree
-        self.consts = [_jax.as_argument(const) for const in traced.consts]
+        self._own_consts = [_jax.as_argument(const) for const in traced.consts]
+        self.consts = self._own_consts
         self.batched = BatchedFunction(call, traced.jaxpr, traced.outputs)
         self._infers = any(spec is _jax.INFER for spec in tree_leaves(call.out_axes))
         does = bool(self.batched.specs or _jax.open_jaxpr(traced.jaxpr).eqns) and not self._infers
-        self._compiles = does and _jax.can_be_lowered(traced.jaxpr) and not any(_jax.is_tracer(x) for x in self.consts)
+        self.compiles = does and _jax.can_be_lowered(traced.jaxpr) and not any(_jax.is_tracer(x) for x in self.consts)
         self._in_axes = call.axes
         self._takes_all = all(call.traced) and not any(map(_jax.is_vmappable, call.leaves))
         self._takes = [i for i, traced in enumerate(call.traced) if traced]
@@ -54,9 +56,15 @@ class Program:
         self.consts = [*numbers, *self.consts]
         return found
 
+    def with_numbers(self, compiled: Callable, numbers: list) -> Program:
+        """The same program as `compiled`, which takes these numbers first."""
+        other = copy.copy(self)
+        other.compiled, other.consts = compiled, [*numbers, *self._own_consts]
+        return other
+
     def __call__(self, leaves: list) -> Any:
         """Run compiled; equation by equation if there is none, `fun` captured a tracer, or only Python can have its effects."""
-        if not self._compiles:
+        if not self.compiles:
             return self.emit(leaves)
         compiled = self.compiled
         return self._assemble(leaves, compiled(self.consts, self._arrays(leaves)))
@@ -67,7 +75,7 @@ class Program:
         The first `held` leaves are no arguments of the call. `watches` is asked whether it tells what static leaves see.
         """
         static = [leaves[i] for i in self._static]
-        told = self._compiles and self._gives_all and all(map(_jax.is_told, static))
+        told = self.compiles and self._gives_all and all(map(_jax.is_told, static))
         if not (told and watches(Captured(*static))):
             return self(leaves), None, False
         _jax.learn_nodes(leaves)
@@ -192,13 +200,17 @@ class Programs:
         """In what each call that was compiled anew differed from the one compiled before. `names`: of the arguments."""
         return [_difference(before, after, names) for before, after in itertools.pairwise(self._anew)]
 
-    def find(self, closure: Closure, how: Hashable, in_tree: Any, axes: tuple, leaves: list, bind: Callable[[], Call]) -> Any:
+    def find(
+        self, closure: Closure, numbers: Sequence[Number], how: Hashable, in_tree: Any, axes: tuple, leaves: list,
+        bind: Callable[[], Call],
+    ) -> Any:  # fmt: skip
         """The program for a call, and whether it was there already.
 
-        `how` is what else the program depends on; `bind` gives the call in full, to be traced if the program is new.
+        `numbers` are those that are operands only; `how` is what else the program depends on; `bind` gives the call in full,
+        to be traced if the program is new.
         """
         axes, leaves = (None,) * len(closure.arrays) + axes, [*closure.arrays, *leaves]
-        where = closure.key, how, in_tree, axes, context()
+        where = closure.key, tuple([static_key(number.value) for number in numbers]), how, in_tree, axes, context()
 
         def key_of(concrete: bool) -> tuple:
             return *where, concrete, leaf_keys(leaves, axes, concrete)
@@ -211,7 +223,13 @@ class Programs:
             found = self._known("kept", key)
         if found is not None and not changed(found[0]):
             return found[1], True
-        call = bind()
+        anyhow = _for_any_numbers(where, numbers, leaves, axes, len(closure.arrays)) if numbers else None
+        tried = self._known("kept", anyhow) if anyhow else None
+        tried = None if tried is None or changed(tried.checks) else tried
+        other = tried.program.over([number.value for number in numbers]) if tried and tried.program else None
+        if other is not None:
+            return other
+        bare = call = bind()
         if closure.arrays:
             call = call.over(closure.arrays, closure)
         captured, used, traced = self._trace(closure, where, call, concrete)
@@ -220,8 +238,13 @@ class Programs:
             key = key_of(concrete=True)
         program = Program(used, traced)
         held = len(closure.arrays)
-        self._anew.append(((closure.key, key[-1][:held]), (in_tree, axes), key[-1][held:]))
-        (shared if _sharable(captured, traced) else self).kept.put(key, (captured.checks, program))
+        self._anew.append(((where[:2], key[-1][:held]), (in_tree, axes), key[-1][held:]))
+        kept = (shared if _sharable(captured, traced) else self).kept
+        kept.put(key, (captured.checks, program))
+        if anyhow and used is call and (tried is None or not tried.over):
+            elsewhere = _operands.seen_elsewhere(closure.fun, numbers, captured)
+            places = None if elsewhere or not tried else _operands.places(bare, closure, numbers, traced)
+            kept.put(anyhow, Tried.once(captured.checks, program) if tried is None else tried.again(program, places))
         return program, False
 
     def _known(self, cache: str, key: Hashable) -> Any:
@@ -240,6 +263,16 @@ class Programs:
         if key and used is call:
             (shared if _sharable(captured, traced) else self).lanes.put(key, (captured, traced))
         return captured, used, traced
+
+
+def _for_any_numbers(where: tuple, numbers: Sequence[Number], leaves: list, axes: tuple, held: int) -> tuple:
+    """The key of a call whatever its numbers are. The first `held` leaves are no arguments."""
+    leaves = list(leaves)
+    for number in numbers:
+        if number.leaf is not None:
+            leaves[held + number.leaf] = type(number.value)
+    kinds = tuple([(number.name, type(number.value)) for number in numbers])
+    return "numbers", where[0], kinds, *where[2:], leaf_keys(leaves, axes)
 
 
 shared = Programs(capacity=1024)
@@ -271,11 +304,17 @@ _compiled = Latest(capacity=1024)
 
 def compiled(batched: BatchedFunction) -> tuple[Callable, list]:
     """`batched` under jax.jit, and numbers to pass before its consts: the one of an equal `batched` if there was one."""
+    alike, numbers = alike_of(batched)
+    return alike.compiled(batched, numbers)
+
+
+def alike_of(batched: BatchedFunction) -> tuple[Alike, list]:
+    """The programs that differ from `batched` in its numbers alone; and those."""
     key, numbers = batched.key()
     alike = _compiled.get(key)
     if alike is None:
         _compiled.put(key, alike := Alike(numbers))
-    return alike.compiled(batched, numbers)
+    return alike, numbers
 
 
 class Alike:
@@ -300,6 +339,53 @@ class Alike:
                 self._which = tuple(sorted(differing.union(self._which)))
                 self._other = jax.jit(batched.taking(self._which))
             return self._other, [_jax.number(numbers[i]) for i in self._which]
+
+
+class Tried(NamedTuple):
+    """What is known of a call whatever its numbers are: the scalars of the program that was the first to be traced.
+
+    `program`: one for any numbers, if there is one; with `over` no other is looked for.
+    """
+
+    checks: tuple
+    alike: Alike
+    scalars: list[bytes]
+    program: Numbered | None = None
+    over: bool = False
+
+    @classmethod
+    def once(cls, checks: tuple, program: Program) -> Tried:
+        """After the first."""
+        alike, scalars = alike_of(program.batched)
+        return cls(checks, alike, list(map(_bits, scalars)))
+
+    def again(self, program: Program, places: dict[int, int] | None) -> Tried:
+        """After the second: it does for all numbers if it differs from the first in the scalars at `places` alone."""
+        alike, scalars = alike_of(program.batched)
+        differing = {i for i, (x, old) in enumerate(zip(map(_bits, scalars), self.scalars, strict=False)) if x != old}
+        does = program.compiles and places is not None and alike is self.alike and differing <= places.keys()
+        return self._replace(program=Numbered(program, places) if does and places else None, over=True)
+
+
+class Numbered:
+    """A program for any numbers that its function has as operands. `places`: which of its scalars are which of them."""
+
+    def __init__(self, program: Program, places: dict[int, int]) -> None:
+        self._program, self._places = program, places
+        self._alike, self._scalars = alike_of(program.batched)
+        self._met = Latest(capacity=128)
+
+    def over(self, values: Sequence[Any]) -> tuple[Program, bool] | None:
+        """The program with these numbers, and whether it was asked for before; None where it is not the same for them."""
+        scalars = list(self._scalars)
+        for place, number in self._places.items():
+            scalars[place] = _operands.literal(values[number], scalars[place].aval)
+            if scalars[place] is None:
+                return None
+        key = tuple(map(_bits, scalars))
+        met = self._met.get(key) is not None
+        self._met.put(key, True)
+        return self._program.with_numbers(*self._alike.compiled(self._program.batched, scalars)), met
 
 
 def _bits(x: Any) -> bytes:

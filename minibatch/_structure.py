@@ -28,7 +28,7 @@ def structure(jaxpr: Any, literals: list | None = None) -> Hashable:
         if not isinstance(x, _jax.Literal):
             return numbers[x]
         if literals is None or not is_number(x):
-            return _literal(x)
+            return literal_key(x)
         literals.append(x)
         return x.aval
 
@@ -41,11 +41,12 @@ def structure(jaxpr: Any, literals: list | None = None) -> Hashable:
     eqns = []
     for eqn in jaxpr.eqns:
         read = tuple(map(atom, eqn.invars))
-        eqns.append((eqn.primitive, read, _params(eqn), bind(eqn.outvars), eqn.ctx))
+        eqns.append((eqn.primitive, read, params_key(eqn), bind(eqn.outvars), eqn.ctx))
     return inputs, tuple(eqns), tuple(map(atom, jaxpr.outvars))
 
 
-def _literal(x: Any) -> Hashable:
+def literal_key(x: Any) -> Hashable:
+    """What a literal is, by its bits."""
     return x.aval, np.asarray(x.val).tobytes()
 
 
@@ -54,7 +55,8 @@ def is_number(x: Any) -> bool:
     return isinstance(x, _jax.Literal) and np.ndim(x.val) == 0 and np.asarray(x.val).dtype.kind in "fiub"
 
 
-def _params(eqn: Any) -> Hashable:
+def params_key(eqn: Any) -> Hashable:
+    """What the params of an equation say, but for those that matter to derivatives alone."""
     ignored = DERIVATIVE_PARAMS if eqn.primitive.name in DERIVATIVE_PRIMITIVES else ()
     return tuple((name, _param(value)) for name, value in eqn.params.items() if name not in ignored)
 

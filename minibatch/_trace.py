@@ -129,6 +129,15 @@ def trace(call: Call, concrete: bool = False) -> tuple[Call, Traced]:
         raise _errors.lane_is_abstract(error, call.fun) from first
 
 
+def trace_abstractly(call: Call) -> Traced:
+    """As `trace`, where it will do with no concrete value.
+
+    Raises:
+      Exception: it will not, or whatever else `fun` raises.
+    """
+    return _trace(call, contextlib.nullcontext())
+
+
 class NeedsConcrete(Exception):  # noqa: N818 - never reaches a user: the function is called again
     """A function cannot be traced but with the shared arrays as they are."""
 

@@ -23,16 +23,17 @@ MAY_IMPORT = {
     "tour/": {"minibatch", "tour"},
     "_support.py": {"_registry", "_jax"},
     "_api.py": {
-        "_axes", "_batched", "_captured", "_closure", "_compile", "_divergence", "_errors", "_jax", "_keys", "_lanes", "_trace",
-        "report", "rules",
+        "_axes", "_batched", "_captured", "_closure", "_compile", "_divergence", "_errors", "_jax", "_keys", "_lanes",
+        "_operands", "_trace", "report", "rules",
     },
     "report/": {
         "_batched", "_compile", "_cost", "_divergence", "_errors", "_interpreter", "_jax", "_registry", "_trace", "report",
     },
     "_compile.py": {
         "_axes", "_batched", "_captured", "_closure", "_errors", "_hoist", "_interpreter", "_jax", "_keys", "_lanes",
-        "_registry", "_structure", "_trace",
+        "_operands", "_registry", "_structure", "_trace",
     },
+    "_operands.py": {"_captured", "_closure", "_errors", "_jax", "_structure", "_trace"},
     "_lanes.py": {"_captured", "_closure", "_interpreter", "_jax", "_keys", "_registry", "_trace"},
     "_structure.py": {"_jax", "_keys"},
     "_closure.py": {"_captured", "_errors", "_jax", "_keys", "_trace"},

@@ -238,7 +238,7 @@ def test_changed_configuration_is_noticed():
 
 def test_programs_are_bounded_and_the_latest_stay():
     held = types.SimpleNamespace(n=0)  # which only this function sees: nothing that others could share
-    f = vmap(lambda x, n: x * n + held.n, (0, None))
+    f = vmap(lambda x, n: x * abs(n) + held.n, (0, None))
     f._programs = Programs(capacity=4)
     for n in range(10):
         f(X, n)
@@ -250,7 +250,7 @@ def test_programs_are_bounded_and_the_latest_stay():
 def test_programs_that_are_shared_are_bounded(monkeypatch):
     monkeypatch.setattr("minibatch._compile.shared", few := Programs(capacity=4))
     for n in range(10):
-        vmap(lambda x, n: x * n, (0, None))(X, n)
+        vmap(lambda x, n: x * abs(n), (0, None))(X, n)
     assert len(few.kept) == 4
 
 
