@@ -13,8 +13,9 @@ import sys
 import threading
 import traceback
 import types
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from struct import Struct
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -512,9 +513,28 @@ def raising_line(error: BaseException) -> str:
     return "{}:{} ({})".format(*places[-1]) if places else ""
 
 
-def names_axis(jaxpr: Any, name: Any) -> bool:
-    """Whether `jaxpr` says that it uses the axis `name`."""
-    return any(isinstance(effect, _core.NamedAxisEffect) and effect.name == name for effect in jaxpr.effects)
+def names_axis(x: Any, name: Any) -> bool:
+    """Whether an equation or jaxpr uses the axis `name`."""
+    return name is not None and name in axes_named(x)
+
+
+def axes_named(x: Any) -> set:
+    """The axes that an equation or jaxpr uses by name: those in its effects, and in its params, for some have no effect."""
+    return {effect.name for effect in x.effects if isinstance(effect, _core.NamedAxisEffect)} | _axes_in_params(x)
+
+
+def _axes_in_params(x: Any) -> Set:
+    if isinstance(x, JaxprEqn):
+        over = x.params.get("axis_name")
+        inside = frozenset().union(over if isinstance(over, (tuple, list)) else (over,), *map(_axes_in_params, inner_jaxprs(x)))
+        return inside - {None, *x.params.get("manual_axes", ())}
+    jaxpr = open_jaxpr(x)
+    if jaxpr not in _named:
+        _named[jaxpr] = frozenset().union(*map(_axes_in_params, jaxpr.eqns))
+    return _named[jaxpr]
+
+
+_named: weakref.WeakKeyDictionary[Any, Set] = weakref.WeakKeyDictionary()  # the axes in the params of each jaxpr asked about
 
 
 def lanes_meet(x: Any, name: Any) -> bool:
@@ -528,8 +548,8 @@ def lanes_meet(x: Any, name: Any) -> bool:
 
 
 def names_axes(jaxpr: Any) -> bool:
-    """Whether `jaxpr` says that it uses any axis by its name: of lanes, also of a map further out, or of a mesh."""
-    return any(isinstance(effect, _core.NamedAxisEffect) for effect in jaxpr.effects)
+    """Whether `jaxpr` uses any axis by its name: of lanes, also of a map further out, or of a mesh."""
+    return bool(axes_named(jaxpr))
 
 
 def concerns_lanes(eqn: Any, name: Any) -> bool:

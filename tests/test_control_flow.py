@@ -305,3 +305,31 @@ def test_inner_jaxprs_are_batched_once() -> None:
     jaxpr = vmap(f).jaxpr(X)
     assert len(traced) == 1
     assert len({id(eqn.params["jaxpr"]) for eqn in jaxpr.eqns}) == 1
+
+
+AROUND = [(i, (i + 1) % 4) for i in range(4)]
+
+
+def shifted(x: Any) -> Any:
+    """JAX's effects do not say that this uses the axis."""
+    return lax.ppermute(x, "i", AROUND)
+
+
+def test_lanes_that_exchange_what_all_of_them_share_in_a_loop() -> None:
+    f = lambda x, y: lax.map(lambda x: jnp.sin(shifted(x)), x) + y
+    args = jnp.arange(3.0), jnp.arange(4.0)
+    np.testing.assert_allclose(vmap(f, (None, 0), axis_name="i")(*args), jnp.sin(args[0]) + args[1][:, None], rtol=1e-6)
+
+
+@pytest.mark.parametrize("schedule", ["auto", "compact", "refill"])
+def test_lanes_that_exchange_values_stay_together_in_a_loop(schedule: str) -> None:
+    f = lambda n, x: lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, jnp.sin(shifted(c[1])) + c[1]), (0, x))
+    args = jnp.array([1, 5, 2, 3]), jnp.arange(4.0)
+    found = vmap(f, axis_name="i", divergence=schedule)(*args)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), found, jax.vmap(f, axis_name="i")(*args))
+
+
+def test_lanes_that_exchange_values_stay_together_in_a_branch() -> None:
+    f = lambda p, x: lax.cond(p, lambda x: lax.scan(lambda c, _: (shifted(c) * 2, None), x, None, 2)[0], lambda x: x + 1, x)
+    args = jnp.array([True, False, True, False]), jnp.arange(4.0)
+    np.testing.assert_allclose(vmap(f, axis_name="i", divergence="partition")(*args), jax.vmap(f, axis_name="i")(*args))
