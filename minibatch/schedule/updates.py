@@ -80,8 +80,10 @@ def _ways(jaxpr: Any) -> list[list]:
             found.append(v)
             if v in inputs:
                 return found
-            eqn, i = made.get(v, (None, None))
-            operand = None if eqn is None else _operand(eqn, i)
+            if v not in made:
+                break
+            eqn, i = made[v]
+            operand = _operand(eqn, i)
             if operand is None:
                 break
             v = eqn.invars[operand]
