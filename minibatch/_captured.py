@@ -33,6 +33,7 @@ from minibatch import _jax
 MOST = 256
 MISSING = object()
 SIZE = object()
+CONTENTS = object()
 LIBRARIES = (
     *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
     os.path.dirname(__file__),
@@ -43,6 +44,7 @@ OPAQUE = (enum.Enum, enum.EnumMeta, jax.Array, np.ndarray, np.generic, str, byte
 class Slot(NamedTuple):
     """A place: what is at `key` of `container` (a cell, dict or list), or how long that is (SIZE). Code calls it `name`.
 
+    Of a set or a deque it is all of it (CONTENTS), `value` a copy.
     Of a function, class or another object `key` is the name of an attribute.
     """
 
@@ -57,6 +59,8 @@ class Slot(NamedTuple):
             return contents(self.container)
         if self.key is SIZE:
             return len(self.container)
+        if self.key is CONTENTS:
+            return self.container.copy()
         if not isinstance(self.container, (dict, list)):
             return getattr(self.container, self.key, MISSING)
         try:
@@ -66,7 +70,7 @@ class Slot(NamedTuple):
 
     def changed(self) -> bool:
         """Whether something else is there now."""
-        return self.now() != self.value if self.key is SIZE else self.now() is not self.value
+        return self.now() != self.value if self.key in (SIZE, CONTENTS) else self.now() is not self.value
 
 
 class Captured:
@@ -153,8 +157,10 @@ class Captured:
                 for i, y in enumerate(x[:MOST]):
                     self._watch(x, i, y, name)
                     yield name, y
-            case set():
-                self._watch(x, SIZE, len(x), name)
+            case set() | deque():
+                if len(x) <= MOST:
+                    self._watch(x, CONTENTS, x.copy(), name)
+                    yield from ((name, y) for y in x)
             case tuple():
                 yield from ((name, y) for y in x[:MOST])
             case types.ModuleType():
@@ -186,6 +192,8 @@ class Captured:
         yield from (("", default) for default in fun.__defaults__ or ())
         if fun.__kwdefaults__:
             yield from self._entries(fun.__kwdefaults__, "")
+        if fun.__dict__:
+            yield from self._entries(fun.__dict__, None, {name for code in self._codes for name in code.co_names})
         names = [name for code in codes(fun.__code__) for name in code.co_names]
         for name in names:
             if name in fun.__globals__:
@@ -254,11 +262,13 @@ _contents = attrgetter("cell_contents")
 
 def _checks(slots: Sequence[Slot]) -> Iterator[Check]:
     """Checks on slots of one container, or on cells: one for each, or one for all if they are many. Reading runs in C."""
-    entries = [slot for slot in slots if slot.key is not SIZE]
+    entries = [slot for slot in slots if slot.key not in (SIZE, CONTENTS)]
     container, keys, old = slots[0].container, [slot.key for slot in entries], [slot.value for slot in entries]
     for size in (slot.value for slot in slots if slot.key is SIZE):
         small = size <= 256  # there is one object of each small int
         yield Check(len, container, size) if small else Check(lambda x, size=size: len(x) == size, container, True)
+    for whole in (slot.value for slot in slots if slot.key is CONTENTS):
+        yield Check(whole.__eq__, container, True)
     if isinstance(container, types.CellType):
         cells = [slot.container for slot in slots]
         if len(cells) > FEW:

@@ -102,7 +102,7 @@ def _kept_of(fun: Any) -> Latest:
     if lives is None or lives() is not owner:
         kept = Latest(capacity=16)
         with contextlib.suppress(TypeError):
-            _kept.put(key, (weakref.ref(owner, lambda _: _kept.drop(key)), kept))
+            _kept.put(key, (weakref.ref(owner, lambda _, drop=_kept.drop: drop(key)), kept))
     return kept
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+from collections import deque
 
 import jax
 import jax.numpy as jnp
@@ -150,6 +151,28 @@ def test_slots_sets_and_modules_made_by_hand():
     np.testing.assert_allclose([f(X) for _ in range(3)][-1], 6 * X)
     made_by_hand.n = 5.0
     np.testing.assert_allclose(f(X), 30 * X)
+
+
+def test_contents_of_sets_and_deques():
+    numbers, queue = {1.0}, deque([1.0])
+    f = vmap(lambda x: x * sum(numbers) * queue[0])
+    np.testing.assert_allclose([f(X) for _ in range(3)][-1], X)
+    numbers.remove(1.0)
+    numbers.add(2.0)
+    np.testing.assert_allclose([f(X) for _ in range(3)][-1], 2 * X)
+    queue[0] = 3.0
+    np.testing.assert_allclose([f(X) for _ in range(3)][-1], 6 * X)
+
+
+def test_attributes_of_functions():
+    def scaled(x):
+        return x * scaled.by
+
+    scaled.by = 1.0
+    f = vmap(lambda x: scaled(x) + scaled.by)
+    np.testing.assert_allclose([f(X) for _ in range(3)][-1], X + 1)
+    scaled.by = 2.0
+    np.testing.assert_allclose(f(X), 2 * X + 2)
 
 
 class Log:

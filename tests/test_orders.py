@@ -91,8 +91,8 @@ def test_derivatives_agree(order: str, case: Case) -> None:
         within = vmap(lambda t, *args: derivative(along(args))(t), (0, *bdims))
         try:
             wanted = jnp.stack([one(jnp.float32(0), *args) for args in per_lane])
-        except NotImplementedError:  # JAX cannot even for one lane
-            with pytest.raises(NotImplementedError):
+        except (NotImplementedError, ValueError) as error:  # JAX cannot even for one lane: the ones inside are jax.vmap's own
+            with pytest.raises(type(error)):
                 within(jnp.zeros(3), *stacked)
             return
         close = {"rtol": 100 * case.tol, "atol": 100 * case.tol}
