@@ -13,7 +13,7 @@ import jax
 import pytest
 from table import Measured, markdown
 
-QUANTITIES = ("call", "loop", "start", "run", "dispatch", "tracing", "compile")
+QUANTITIES = ("call", "loop", "start", "run", "dispatch", "tracing", "retracing", "compile")
 HERE = pathlib.Path(__file__).parent
 
 
@@ -46,7 +46,8 @@ def page(results: dict) -> str:
             "- *call*: the same call again and again. *loop*: one turn of a loop that maps or meets something new each time.",
             "- *start*: CPU time in a process of its own; the import beside that of `jax`.",
             "- *run*: a call on many lanes, compiled before. *dispatch*: the same on one lane, by turns with the others.",
-            "- *tracing*: from a function never seen to the batched jaxpr. *compile*: on to compiled code.",
+            "- *tracing*: from a function never seen to the batched jaxpr. *retracing*: of the same function on another",
+            "  number of lanes each time. *compile*: from a function never seen to compiled code.",
             "- `jit(jax.vmap)`: `jax.vmap` inside `jax.jit`, as a careful user writes it. `jax.vmap`: called as it is.",
             "",
             "The same command measures on a GPU, where JAX finds one."

@@ -1,5 +1,6 @@
 """What the first call costs: tracing, and tracing with compiling."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,16 +13,25 @@ import minibatch
 
 @pytest.mark.parametrize("workload", [*WORKLOADS, *TRACED], ids=lambda workload: workload.name)
 def test_tracing(beside: Callable, workload: Workload) -> None:
-    """From a function never seen to the batched program as a jaxpr."""
+    """From a function never seen to the batched program as a jaxpr, by JAX's own outermost trace."""
     args = workload.args(workload.lanes)
 
-    def ours() -> Any:
-        return minibatch.vmap(fresh(workload, minibatch.vmap), workload.in_axes).jaxpr(*args)
+    def traced(vmap: Callable) -> Any:
+        return jax.make_jaxpr(vmap(fresh(workload, vmap), workload.in_axes))(*args)
 
-    def theirs() -> Any:
-        return jax.make_jaxpr(jax.vmap(fresh(workload, jax.vmap), workload.in_axes))(*args)
+    sides = {"minibatch": minibatch.vmap, "jit(jax.vmap)": jax.vmap}
+    beside("tracing", workload.name, {side: lambda vmap=vmap: traced(vmap) for side, vmap in sides.items()})
 
-    beside("tracing", workload.name, {"minibatch": ours, "jit(jax.vmap)": theirs})
+
+@pytest.mark.parametrize("workload", [*WORKLOADS, *TRACED], ids=lambda workload: workload.name)
+def test_retracing(beside: Callable, workload: Workload) -> None:
+    """The same function again and again, on another number of lanes each time."""
+
+    def traced(vmap: Callable) -> Callable:
+        fun, sizes = fresh(workload, vmap), itertools.cycle([workload.args(workload.lanes + i) for i in (0, 1)])
+        return lambda: jax.make_jaxpr(vmap(fun, workload.in_axes))(*next(sizes))
+
+    beside("retracing", workload.name, {"minibatch": traced(minibatch.vmap), "jit(jax.vmap)": traced(jax.vmap)})
 
 
 def test_compile(beside: Callable, workload: Workload) -> None:

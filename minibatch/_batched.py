@@ -62,15 +62,21 @@ def move(x: Array, source: int, destination: int) -> Array:
         return x
     order = [i for i in range(np.ndim(x)) if i != source]
     order.insert(destination, source)
-    return _jax.bind(lax.transpose_p, x, permutation=tuple(order))
+    shape = np.shape(x)
+    return _jax.reshaped(lax.transpose_p, x, tuple([shape[i] for i in order]), permutation=tuple(order))
 
 
 def expand(x: Array, dims: Sequence[int]) -> Array:
     """`x` with new dimensions, of size 1, which are the `dims` of the result."""
-    kept = [d for d in range(np.ndim(x) + len(dims)) if d not in dims]
-    sizes = dict(zip(kept, np.shape(x), strict=True))
-    shape = tuple(sizes.get(d, 1) for d in range(np.ndim(x) + len(dims)))
-    return _jax.bind(lax.broadcast_in_dim_p, x, shape=shape, broadcast_dimensions=tuple(kept), sharding=None)
+    sizes = iter(np.shape(x))
+    rank = np.ndim(x) + len(dims)
+    kept = tuple([d for d in range(rank) if d not in dims])
+    return _spread(x, tuple([1 if d in dims else next(sizes) for d in range(rank)]), kept)
+
+
+def _spread(x: Array, shape: tuple, dims: tuple) -> Array:
+    """`x`, its dimensions being these `dims` of `shape`, and repeated along the others."""
+    return _jax.reshaped(lax.broadcast_in_dim_p, x, shape, shape=shape, broadcast_dimensions=dims, sharding=None)
 
 
 def front(x: Batched) -> Array:
@@ -86,7 +92,7 @@ def lanes(axis: Axis, x: Any, bdim: int = 0) -> Array:
     dims = tuple(i for i in range(len(shape) + 1) if i != bdim)
     shape = (*shape[:bdim], axis.size, *shape[bdim:])
     if axis.mesh_name is None and not axis.manual:
-        return _jax.bind(lax.broadcast_in_dim_p, x, shape=shape, broadcast_dimensions=dims, sharding=None)
+        return _spread(x, shape, dims)
     return _jax.vary(lax.broadcast_in_dim(x, shape, dims, out_sharding=_sharding(axis, x, bdim)), axis.manual)
 
 

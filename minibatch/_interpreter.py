@@ -23,7 +23,7 @@ def batch_jaxpr(axis: Axis, jaxpr: Any, args: Sequence[Any]) -> list:
 
 
 def _batch_jaxpr(axis: Axis, jaxpr: Any, args: Sequence[Any]) -> list:
-    return walk(jaxpr, args, functools.partial(batch_eqn, axis))
+    return walk(jaxpr, args, functools.partial(_watched.by.eqn if _watched.by else _batch_eqn, axis))
 
 
 def walk(jaxpr: Any, args: Sequence[Any], apply: Callable[[Any, list], list]) -> list:
@@ -32,15 +32,14 @@ def walk(jaxpr: Any, args: Sequence[Any], apply: Callable[[Any, list], list]) ->
     env: dict[Any, Any] = {}
 
     def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, _jax.Literal) else env[atom]
+        return atom.val if type(atom) is _jax.Literal else env[atom]
 
     env.update(zip(jaxpr.constvars, consts, strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
-    around = _jax.Surroundings()
-    with _walking(env):
+    with _walking(env), _jax.Surroundings() as around:
         for eqn, dead in _last_uses(jaxpr) if not _jax.is_staging() else zip(jaxpr.eqns, itertools.repeat(())):
-            with around.of(eqn):
-                outs = apply(eqn, [read(atom) for atom in eqn.invars])
+            around.at(eqn)
+            outs = apply(eqn, [read(atom) for atom in eqn.invars])
             env.update(zip(eqn.outvars, outs, strict=True))
             for var in dead:
                 del env[var]
@@ -54,7 +53,7 @@ def batch_eqn(axis: Axis, eqn: Any, args: Sequence[Any]) -> list:
 
 def _batch_eqn(axis: Axis, eqn: Any, args: Sequence[Any]) -> list:
     found = _registry.find(eqn.primitive)
-    asked = any(map(is_batched, args)) or found.always  # looking inside comes last: it is the one that costs
+    asked = Batched in map(type, args) or found.always  # looking inside comes last: it is the one that costs
     if not asked and not (found.inside and _jax.concerns_lanes(eqn, axis.name)):
         return _jax.rebind(eqn, *args)
     if not found.anywhere:
@@ -178,6 +177,16 @@ def _remembered(jaxpr: Any, key: Hashable, make: Callable[[], Any]) -> Any:
     if not _jax.has_traced_consts([made]):
         memo[key] = made
     return made
+
+
+def fact(about: Callable[..., Any]) -> Callable[..., Any]:
+    """`about`, a function of a jaxpr and of nothing else but its other arguments, asked once for each of them."""
+
+    @functools.wraps(about)
+    def known(jaxpr: Any, *rest: Hashable) -> Any:
+        return _remembered(jaxpr, (about, *rest), lambda: about(jaxpr, *rest))
+
+    return known
 
 
 def batch_closed(

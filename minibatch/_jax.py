@@ -14,7 +14,6 @@ import threading
 import traceback
 import types
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from struct import Struct
 from types import BuiltinFunctionType, FunctionType
@@ -32,7 +31,15 @@ from jax._src.api_util import fun_sourceinfo
 from jax._src.array import ArrayImpl
 from jax._src.checkify import FailedCheckError
 from jax._src.config import trace_context as _trace_context
-from jax._src.core import DebugInfo, DropVar, ShardingTypeError, current_jaxpr_eqn_context, trace_state_clean, valid_jaxtype
+from jax._src.core import (
+    DebugInfo,
+    DropVar,
+    ShardingTypeError,
+    current_jaxpr_eqn_context,
+    is_literalable,
+    trace_state_clean,
+    valid_jaxtype,
+)
 from jax._src.custom_batching import custom_vmap_p as _custom_vmap_p
 from jax._src.dtypes import canonicalize_value
 from jax._src.effects import Effect, JaxprInputEffect
@@ -51,11 +58,13 @@ from jax._src.interpreters.partial_eval import (
     trace_to_jaxpr_dynamic,
 )
 from jax._src.lax import parallel as _parallel
+from jax._src.linear_util import WrappedFun
 from jax._src.mesh import get_abstract_mesh
 from jax._src.named_sharding import UNSPECIFIED, UnspecifiedValue
 from jax._src.pjit import PjitInfo
+from jax._src.source_info_util import SourceInfo, is_user_filename, user_frame
+from jax._src.source_info_util import _source_info_context as _source_info
 from jax._src.source_info_util import current as source_info
-from jax._src.source_info_util import is_user_filename, user_frame
 from jax._src.state.discharge import discharge_state as _discharge_state
 from jax._src.state.indexing import NDIndexer
 from jax._src.state.types import TransformedRef
@@ -64,7 +73,6 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var, gensym
 from jax.extend.linear_util import wrap_init
 from jax.extend.source_info_util import (
-    current_name_stack,
     register_exclusion,
     summarize,
     transform_name_stack,
@@ -93,7 +101,6 @@ __all__ = [
     "aval_of",
     "axis_env",
     "batched_aval",
-    "bind",
     "checks_varying",
     "closed",
     "concerns_lanes",
@@ -139,6 +146,7 @@ __all__ = [
     "random_states",
     "rebind",
     "rebind_as",
+    "reshaped",
     "scan_counts",
     "side_effects",
     "sparse_definition",
@@ -384,30 +392,50 @@ def passing(name: str) -> Primitive:
     return primitive
 
 
-def bind(primitive: Primitive, *operands: Any, **params: Any) -> Any:
-    """`primitive.bind` for one result, by the short way where there is one."""
+def reshaped(primitive: Primitive, x: Any, shape: tuple, /, **params: Any) -> Any:
+    """`primitive.bind(x, **params)`, whose result is as `x` but of this shape; by the short way where there is one."""
     if is_staging() and _stages(primitive, params, UNKNOWN):
-        return _stage(primitive, operands, params, UNKNOWN)[0]
-    return primitive.bind(*operands, **params)
+        return _stage(primitive, [x], params, [_aval_of_shape(jax.typeof(x), shape)])[0]
+    return primitive.bind(x, **params)
+
+
+@functools.lru_cache(maxsize=4096)
+def _aval_of_shape(aval: Any, shape: tuple) -> Any:
+    """`aval` with this shape, away from meshes; None otherwise."""
+    return aval.update(shape=shape, sharding=None) if _is_plain(aval) else None
 
 
 class Surroundings:
-    """The name stack and the context in which the equations of a jaxpr are emitted."""
+    """Where a jaxpr is walked. Its equations are emitted inside it, each with its own source line, name stack and context."""
 
     def __init__(self) -> None:
-        self.stack, self.context = current_name_stack(), current_jaxpr_eqn_context()
-        self.mesh = get_abstract_mesh()
+        self.around, self.context, self.mesh = _source_info.context, current_jaxpr_eqn_context(), get_abstract_mesh()
+        self.inside: Any = None
 
-    def of(self, eqn: Any) -> Any:
-        """Gives what is bound inside the source line, name stack and context of `eqn`, inside these."""
-        info = eqn.source_info
-        stack = self.stack + info.name_stack if info.name_stack.stack else self.stack
-        line = user_context(info.traceback, name_stack=stack)
-        if eqn.ctx is self.context:
-            return line
-        if {*self.mesh.manual_axes} <= {*eqn.ctx.cur_abstract_mesh.manual_axes}:
-            return _both(line, eqn.ctx.manager)
-        return _both(_both(line, eqn.ctx.manager), jax.sharding.use_abstract_mesh(self.mesh))  # put into a shard_map by us
+    def __enter__(self) -> Surroundings:
+        return self
+
+    def at(self, eqn: Any) -> None:
+        """From here on, what is bound is what `eqn` becomes."""
+        if self.inside:
+            self.inside.__exit__(None, None, None)
+            self.inside = None
+        traceback, stack = eqn.source_info.traceback, eqn.source_info.name_stack
+        _source_info.context = SourceInfo(traceback, self.around.name_stack + stack if stack.stack else self.around.name_stack)
+        if eqn.ctx is not self.context:
+            inside = eqn.ctx.manager
+            if not {*self.mesh.manual_axes} <= {*eqn.ctx.cur_abstract_mesh.manual_axes}:  # put into a shard_map by us
+                inside = _both(inside, jax.sharding.use_abstract_mesh(self.mesh))
+            inside.__enter__()
+            self.inside = inside
+
+    def __exit__(self, *error: Any) -> None:
+        if self.inside:
+            self.inside.__exit__(*error)
+        line = user_context(_source_info.context.traceback)  # by which an error is told to the user
+        _source_info.context = self.around
+        line.__enter__()
+        line.__exit__(*error)
 
 
 @contextlib.contextmanager
@@ -448,14 +476,16 @@ def _binds_plainly(primitive: Primitive) -> bool:
     return type(primitive) is Primitive and not (peculiar & set(vars(primitive)) or primitive.ref_allocating)
 
 
-FORWARDED = frozenset({"broadcast_in_dim", "convert_element_type"})  # their result may be their operand, as it is
+FORWARDED = frozenset({jax.lax.broadcast_in_dim_p, jax.lax.convert_element_type_p})  # what would be as its operand is it
 
 
 def _stage(primitive: Primitive, operands: Sequence[Any], params: dict[str, Any], avals: Sequence[Any]) -> list:
     """An equation put into the jaxpr being traced; its results are of `avals` if those are known."""
     trace, info = _core.trace_ctx.trace, source_info()
     tracers = [x if type(x) is DynamicJaxprTracer and x._trace is trace else _tracer(trace, x, info) for x in operands]
-    if not (None in avals or primitive in const_fold_rules or primitive.name in FORWARDED):
+    if None not in avals and (primitive in FORWARDED or primitive not in const_fold_rules):
+        if primitive in FORWARDED and tracers[0].aval == avals[0]:
+            return tracers
         return trace.emit_eqn(tracers, avals, primitive, params, _core.no_effects, info)
     _core.trace_ctx.set_trace(_core.eval_trace)
     try:
@@ -471,17 +501,24 @@ def _stage(primitive: Primitive, operands: Sequence[Any], params: dict[str, Any]
 def _tracer(trace: Any, x: Any, info: Any) -> Any:
     """`x`, a constant or a value of an outer trace, as a value of `trace`."""
     x = canonicalize_value(x)
-    if isinstance(x, _core.Tracer) and not x._trace.is_valid():
-        raise _core.escaped_tracer_error(x)
+    if isinstance(x, _core.Tracer):
+        if not x._trace.is_valid():
+            raise _core.escaped_tracer_error(x)
+    elif is_literalable(x, trace.frame.auto_dce):  # what `to_jaxpr_tracer` does too, in three times as long
+        aval = jax.typeof(x)
+        return DynamicJaxprTracer(trace, aval, Literal(x, aval), info)
     return trace.to_jaxpr_tracer(x, info)
 
 
 @functools.lru_cache(maxsize=4096)
 def plain_aval(aval: Any, size: Any, bdim: int) -> Any:
     """`batched_aval` away from meshes, and None if there is one, or if the aval is not an array's."""
-    if type(aval) is not _core.ShapedArray or not aval.sharding.mesh.empty:
-        return None
-    return batched_aval(aval, size, bdim)
+    return batched_aval(aval, size, bdim) if _is_plain(aval) else None
+
+
+def _is_plain(aval: Any) -> bool:
+    """Whether `aval` is an array's, away from meshes."""
+    return type(aval) is _core.ShapedArray and aval.sharding.mesh.empty
 
 
 def user_line(eqn: Any) -> str:
@@ -612,7 +649,7 @@ def variable_of(x: Any) -> Any:
 
 
 UNSEEN = (
-    _core.Trace, _core.Tracer, _core.AbstractValue, Jaxpr, ClosedJaxpr, JaxprEqn, jax.Array, np.ndarray, np.generic,
+    _core.Trace, _core.AbstractValue, Jaxpr, ClosedJaxpr, JaxprEqn, jax.Array, np.ndarray, np.generic,
     types.ModuleType, types.CodeType, type, str, bytes, int, float, complex, type(None), DebugInfo, PjitInfo, PyTreeDef,
     type(default_registry), UnspecifiedValue,
 )  # fmt: skip
@@ -623,22 +660,42 @@ MOST_REACHED = 2000
 
 def _reached(function: Any) -> Iterator[Any]:
     """The tracers that can be reached from `function`, and None for each other object looked at, of which there may be many."""
-    queue, seen = deque([function]), set()
-    while queue:
-        x = queue.popleft()
-        if id(x) in seen:
-            continue
-        seen.add(id(x))
-        yield x if is_tracer(x) else None
-        if isinstance(x, types.FunctionType):
-            queue.extend([*(x.__closure__ or ()), *filter(None, (x.__defaults__, x.__kwdefaults__, x.__dict__))])
-        elif not _is_unseen(type(x)):
-            queue.extend(gc.get_referents(x))
+    level, seen = [function], set()
+    while level:
+        held, level = list(itertools.chain.from_iterable(map(_held_by, level))), []
+        for x in held:
+            if id(x) in seen or _is_unseen(type(x)):
+                continue
+            seen.add(id(x))
+            if is_tracer(x):
+                yield x
+            else:
+                level.append(x)
+                yield None
+
+
+def _held_by(x: Any) -> Sequence[Any]:
+    """The objects that `x` holds."""
+    if type(x) is WrappedFun:
+        return [x.f_transformed]
+    if type(x) is FunctionType:
+        return gc.get_referents(*(x.__closure__ or ()), *filter(None, (x.__defaults__, x.__kwdefaults__, x.__dict__)))
+    return () if type(x) in CALLABLES and _is_name_in_jax(x) else gc.get_referents(x)
+
+
+CALLABLES = frozenset({_xla.PjitFunction, jax.custom_jvp, jax.custom_vjp})
+
+
+def _is_name_in_jax(x: Any) -> bool:
+    """Whether `x` is a function of JAX's own, which has captured nothing."""
+    module = sys.modules.get(x.__module__) if str(x.__module__).startswith("jax.") else None
+    return getattr(module, x.__name__, None) is x
 
 
 def variables_seen(function: Any) -> list:
     """The variables of traces whose tracers can be reached from `function`, looking at no more than so many objects."""
-    return [variable_of(x) for x in itertools.islice(_reached(function), MOST_REACHED) if variable_of(x)]
+    reached = itertools.islice(_reached(function), MOST_REACHED)
+    return [variable_of(x) for x in reached if x is not None and variable_of(x)]
 
 
 def sees_tracers(function: Any) -> bool:
@@ -654,7 +711,7 @@ def takes_functions(eqn: Any) -> bool:
 
 @functools.cache
 def _is_unseen(kind: type) -> bool:
-    return issubclass(kind, UNSEEN)
+    return issubclass(kind, UNSEEN) and not issubclass(kind, _core.Tracer)
 
 
 def with_captured(jaxpr: Any, variables: Iterable[Any], place: int, unread: Sequence[Any] = ()) -> Any:

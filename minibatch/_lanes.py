@@ -11,6 +11,7 @@ import array
 import collections
 import contextlib
 import contextvars
+import inspect
 import random
 import threading
 import types
@@ -62,12 +63,20 @@ AXES_MATTER = object()  # stands for a call that returns an argument untouched i
 
 _kept = Latest(capacity=256)  # by id: functions, held weakly, each with a cache of its own
 
+IN_VAIN = 2
+_in_vain = Latest(capacity=256)  # by id of a code: how many functions of it came since one was found again
+
 
 def lane_of(call: Call, how: Hashable) -> tuple[Call, Traced]:
     """`trace(call)`, without calling the function if it is known what it does. `how`: what else that depends on."""
     if not sizeless(call):
         return trace(call)
-    kept, closure = _kept_of(call.fun), taken_apart(call.fun, tracers=True)
+    kept, met = _kept_of(call.fun)
+    code = id(_code_of(call.fun))
+    vain = 0 if met else _in_vain.get(code) or 0
+    if vain >= IN_VAIN:  # its functions are made anew at each call: one is worth it when it comes again
+        return trace(call)
+    closure = taken_apart(call.fun, tracers=True)
     if any(map(_jax.is_symbolic, closure.arrays)):
         return trace(call)
     laid_out = call.axis._replace(size=None, divergence=None)
@@ -76,6 +85,7 @@ def lane_of(call: Call, how: Hashable) -> tuple[Call, Traced]:
     if found is AXES_MATTER:
         found = kept.get((key, call.axes))
     if found is not None and not found.changed():
+        _in_vain.drop(code)
         return call, found.over(closure.arrays)
     captured = Captured(call.fun, *_static(call), but=closure.spoken_for())
     used, traced = trace(call)
@@ -86,24 +96,37 @@ def lane_of(call: Call, how: Hashable) -> tuple[Call, Traced]:
             kept.put(key, AXES_MATTER)
             key = key, call.axes
         kept.put(key, remembered)
+    if not met:
+        _in_vain.put(code, vain + 1)
     return used, traced
 
 
 def clear() -> None:
     """Forget everything."""
     _kept.clear()
+    _in_vain.clear()
 
 
-def _kept_of(fun: Any) -> Latest:
-    """The cache of `fun`, or of the object whose method it is: a new one where there is no telling how long it lives."""
+def _code_of(fun: Any) -> Any:
+    """The code of `fun`, or of the function that it wraps; an object without any for itself."""
+    fun = inspect.unwrap(fun)
+    return getattr(fun, "__code__", fun)
+
+
+def _kept_of(fun: Any) -> tuple[Latest, bool]:
+    """The cache of `fun`, or of the object whose method it is, and whether it was there already.
+
+    It is a new one where there is no telling how long the function lives.
+    """
     owner = fun.__self__ if isinstance(fun, types.MethodType) else fun
     key = id(owner)
-    lives, kept = _kept.get(key) or (None, Latest(capacity=16))
-    if lives is None or lives() is not owner:
-        kept = Latest(capacity=16)
-        with contextlib.suppress(TypeError):
-            _kept.put(key, (weakref.ref(owner, lambda _, drop=_kept.drop: drop(key)), kept))
-    return kept
+    found = _kept.get(key)
+    if found is not None and found[0]() is owner:
+        return found[1], True
+    kept = Latest(capacity=16)
+    with contextlib.suppress(TypeError):
+        _kept.put(key, (weakref.ref(owner, lambda _, drop=_kept.drop: drop(key)), kept))
+    return kept, False
 
 
 def _remembered(call: Call, closure: Closure, captured: Captured, traced: Traced) -> Remembered | None:

@@ -101,8 +101,11 @@ def elementwise(names: str) -> None:
 def lift_elementwise(axis: Axis, eqn: Any, *operands: Any) -> list:
     """One lane to many for `elementwise`."""
     ranks = [len(v.aval.shape) for v in eqn.invars]
-    rank = max(ranks)
-    bdim = next((x.bdim for x, r in zip(operands, ranks, strict=True) if r == rank and is_batched(x)), 0)
+    rank, bdim = max(ranks), 0
+    for x, own in zip(operands, ranks, strict=True):
+        if own == rank and is_batched(x):
+            bdim = x.bdim
+            break
     return lifted(axis, eqn, bdim, *[beside(x, r, bdim, rank) for x, r in zip(operands, ranks, strict=True)])
 
 

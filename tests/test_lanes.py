@@ -124,6 +124,28 @@ def test_values_of_the_trace_around_are_handed_over():
     assert both(X[:2], w, 4.0) == 1, "a function of its own"
 
 
+def test_functions_that_are_made_anew_each_time_are_remembered_when_they_come_again():
+    calls = []
+
+    def made():
+        def fun(x):
+            calls.append(x)
+            return x * 2
+
+        return fun
+
+    def counted(fun):
+        calls.clear()
+        for size in (3, 2, 1):
+            np.testing.assert_array_equal(jax.jit(lambda x: vmap(fun)(x))(X[:size]), X[:size] * 2)
+        return len(calls)
+
+    for fun in (made(), made(), made()):
+        jax.make_jaxpr(vmap(fun))(X)
+    assert counted(made()) == 2, "so far none of these was called twice"
+    assert counted(made()) == 1
+
+
 # --- what it sees is not stale ----------------------------------------------------------------------------------------
 
 SCALE = 1.0

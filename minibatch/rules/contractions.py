@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -46,24 +47,30 @@ def result_bdim(numbers: Any, x_rank: int, dx: Any, dy: Any) -> int:
             return x_rank - len(x_contract) + len(free(dy, y_contract, y_batch))
 
 
-def bdim_of(x: Any) -> int | None:
-    """Where `x` has its lanes; None if it is shared."""
-    return x.bdim if is_batched(x) else None
+def parted(x: Any) -> tuple[Array, int | None]:
+    """The array of `x`, and where it has its lanes; None if it is shared."""
+    return x if is_batched(x) else (x, None)
 
 
 @rule("dot_general", anywhere=True)
 def dot_general(axis: Axis, eqn: Any, x: Any, y: Any) -> list:
     """[*x] . [*y] -> [*z]   lifts to   [B, *x] . [B, *y] -> [B, *z],   and   [B, *x] . [*y] with B among the free dims."""
-    numbers, precision = eqn.params["dimension_numbers"], eqn.params["precision"]
-    ranks = [len(v.aval.shape) for v in eqn.invars]
-    two_sided = precision is None or isinstance(precision, tuple)
-    if not is_batched(x) and y.bdim == 0 and two_sided and lanes_alone(numbers, ranks[1]):
-        x, y, ranks, precision = y, x, ranks[::-1], precision and precision[::-1]  # [B, k] . [n, k]: lanes stay in front
-        numbers = tuple(sides[::-1] for sides in numbers)
-    dx, dy = bdim_of(x), bdim_of(y)
-    bdim = result_bdim(numbers, ranks[0], dx, dy)
-    values = (operand.value if is_batched(operand) else operand for operand in (x, y))
-    return lifted(axis, eqn, bdim, *values, dimension_numbers=lift(numbers, dx, dy), precision=precision)
+    (x, dx), (y, dy), precision = parted(x), parted(y), eqn.params["precision"]
+    ranks = len(eqn.invars[0].aval.shape), len(eqn.invars[1].aval.shape)
+    two_sided = precision is None or type(precision) is tuple
+    swapped, numbers, bdim = lifted_numbers(eqn.params["dimension_numbers"], ranks, dx, dy, two_sided)
+    if swapped:
+        x, y, precision = y, x, precision and precision[::-1]
+    return lifted(axis, eqn, bdim, x, y, dimension_numbers=numbers, precision=precision)
+
+
+@functools.lru_cache(maxsize=4096)
+def lifted_numbers(numbers: Any, ranks: tuple[int, int], dx: Any, dy: Any, two_sided: bool) -> tuple[bool, Any, int]:
+    """Whether to swap the sides of a dot, its dimension numbers with lanes at `dx` and `dy`, and where its result has them."""
+    swapped = two_sided and dx is None and dy == 0 and lanes_alone(numbers, ranks[1])
+    if swapped:  # [B, k] . [n, k]: lanes stay in front
+        numbers, ranks, dx, dy = tuple(sides[::-1] for sides in numbers), (ranks[1], ranks[0]), dy, dx
+    return swapped, lift(numbers, dx, dy), result_bdim(numbers, ranks[0], dx, dy)
 
 
 def lanes_alone(numbers: Any, y_rank: int) -> bool:
@@ -90,7 +97,7 @@ def ragged_dot_general(axis: Axis, eqn: Any, x: Any, y: Any, sizes: Any) -> list
     if is_batched(sizes):  # then so is what they divide: x, in a free dimension, or x and y, in a batch dimension
         x = Batched(lanes(axis, x), 0)
         y = y if kind is x_free else Batched(lanes(axis, y), 0)
-    dx, dy = bdim_of(x), bdim_of(y)
+    (_, dx), (_, dy) = parted(x), parted(y)
     if dx is not None and (dy is not None or kind is x_free):
         prefix = [shape[d] for d in (outer if kind is x_batch else (*x_batch, *outer))]
         sizes = group_sizes(axis, sizes, prefix, bdim=0 if dy is not None else len(x_batch))

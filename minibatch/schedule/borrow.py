@@ -12,6 +12,7 @@ from jax import lax
 
 from minibatch import _jax
 from minibatch._batched import Array, Axis, Batched, front, is_batched, laid, lanes
+from minibatch._interpreter import fact
 from minibatch._registry import rule
 from minibatch.schedule.live import acts
 from minibatch.schedule.updates import lend_p
@@ -145,6 +146,7 @@ def may_not_end(jaxpr: Any) -> bool:
     return _holds(jaxpr, frozenset(["while"]))
 
 
+@fact
 def _holds(jaxpr: Any, names: frozenset[str]) -> bool:
     eqns = _jax.open_jaxpr(jaxpr).eqns
     return any(eqn.primitive.name in names or any(_holds(inner, names) for inner in _jax.inner_jaxprs(eqn)) for eqn in eqns)

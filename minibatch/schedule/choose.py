@@ -16,6 +16,7 @@ import numpy as np
 from minibatch import _jax
 from minibatch._batched import Array, Axis
 from minibatch._cost import Cost, eqn_cost, jaxpr_cost, nbytes, runs, words
+from minibatch._interpreter import fact
 from minibatch.schedule.borrow import CALLS_OUT_OF_XLA, careful, hands_through, reads
 from minibatch.schedule.live import acts
 from minibatch.schedule.loop import Loop
@@ -51,10 +52,13 @@ def machine() -> Machine:
     return MACHINES.get(jax.default_backend(), MACHINES["gpu"])
 
 
-def seconds(cost: Cost) -> float:
-    """How long work of this cost should take."""
-    here = machine()
+def seconds(jaxpr: Any, trips: float) -> float:
+    """How long the work of one run of `jaxpr` should take. `trips`: of the loops in it."""
+    here, cost = machine(), _work(jaxpr, trips)
     return cost.flops / here.flops + cost.transcendentals / here.transcendentals + cost.bytes / here.bytes
+
+
+_work = fact(jaxpr_cost)
 
 
 # --- loops ------------------------------------------------------------------------------------------------------------
@@ -132,7 +136,7 @@ def on_one_device(x: Array) -> bool:
 def step_seconds(loop: Loop) -> tuple[float, float]:
     """What a step costs for each lane, and beside that."""
     here, jaxprs = machine(), (loop.cond, loop.body)
-    work = sum(seconds(jaxpr_cost(jaxpr, TRIPS)) for jaxpr in jaxprs)
+    work = sum(seconds(jaxpr, TRIPS) for jaxpr in jaxprs)
     return work + 1 / here.bytes, here.step + here.equation * sum(map(_unfused, jaxprs))
 
 
@@ -259,7 +263,12 @@ def wide() -> Wide:
 
 def lane_seconds(jaxpr: Any) -> float:
     """How long one of many lanes of `jaxpr` should take."""
-    here = wide()
+    return seconds(jaxpr, ROUNDS) + _beside(jaxpr, wide())
+
+
+@fact
+def _beside(jaxpr: Any, here: Wide) -> float:
+    """How long it should take beside its work."""
 
     def beside(eqn: Any) -> float:
         name = eqn.primitive.name
@@ -267,9 +276,10 @@ def lane_seconds(jaxpr: Any) -> float:
             return here.compare * eqn_cost(eqn).flops
         return here.call * (name in FACTORIZATIONS) + HOST * (name in CALLS_OUT_OF_XLA)
 
-    return seconds(jaxpr_cost(jaxpr, ROUNDS)) + _all(jaxpr, beside)
+    return _all(jaxpr, beside)
 
 
+@fact
 def launches(jaxpr: Any) -> float:
     """How many operations `jaxpr` starts one after the other."""
 

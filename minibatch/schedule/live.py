@@ -15,7 +15,7 @@ from jax import lax
 from minibatch import _jax
 from minibatch._batched import Array, Axis, Batched
 from minibatch._host import Again, IfLive
-from minibatch._interpreter import remembered, walk
+from minibatch._interpreter import fact, remembered, walk
 from minibatch._jax import rebind
 from minibatch.schedule.updates import LOOKS_UP, UPDATES, buffers, detached, lent, looks_at
 
@@ -24,10 +24,15 @@ def acts(x: Any) -> bool:
     """Whether an equation or jaxpr does something beside computing, or asks the host lane by lane."""
     if _jax.side_effects(x):
         return True
-    if hasattr(x, "primitive"):
-        alone = x.primitive.name == "pure_callback" and x.params["vmap_method"] in ONE_BY_ONE
-        return alone or any(map(acts, _jax.inner_jaxprs(x)))
-    return any(map(acts, _jax.open_jaxpr(x).eqns))
+    if not hasattr(x, "primitive"):
+        return _some_act(x)
+    alone = x.primitive.name == "pure_callback" and x.params["vmap_method"] in ONE_BY_ONE
+    return alone or any(map(acts, _jax.inner_jaxprs(x)))
+
+
+@fact
+def _some_act(jaxpr: Any) -> bool:
+    return any(map(acts, _jax.open_jaxpr(jaxpr).eqns))
 
 
 ONE_BY_ONE = (None, "sequential", "sequential_unrolled")

@@ -158,4 +158,4 @@ lend_p = _jax.passing("lend")
 
 def lent(live: Any, x: Any) -> Any:
     """`x` of a lane that is live, and of the first that is for others: one that sits out must not see what is its own."""
-    return _jax.bind(lend_p, live, x)
+    return lend_p.bind(live, x)
