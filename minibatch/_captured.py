@@ -11,7 +11,6 @@ kept on the side, and no reason to trace again; its code tells.
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import enum
 import functools
@@ -86,11 +85,13 @@ class Captured:
         self._met: Counter[tuple[int, Any]] = Counter()  # how often it was come to each place
         queue, seen = deque(("", root) for root in roots if not isinstance(root, OPAQUE)), set(map(id, roots))
         while queue and len(self._slots) < MOST:
-            with contextlib.suppress(Exception):  # what resists being looked at is not watched
+            try:
                 for name, value in self._look_into(*queue.popleft()):
                     if id(value) not in seen and not isinstance(value, OPAQUE):
                         seen.add(id(value))
                         queue.append((name, value))
+            except Exception:  # what resists being looked at is not watched
+                continue
         self.checks: tuple[Check, ...] = ()
         self._arrange()
 
@@ -176,7 +177,8 @@ class Captured:
                     if hasattr(x, key):
                         self._watch(x, key, getattr(x, key), key)
                         yield key, getattr(x, key)
-        yield name, type(x)
+        if type(x).__module__ != "builtins":
+            yield name, type(x)
 
     def _function(self, fun: types.FunctionType) -> Iterator[tuple[str, Any]]:
         if in_library(fun):  # which may wrap one of the user's
@@ -194,11 +196,11 @@ class Captured:
             yield from self._entries(fun.__kwdefaults__, "")
         if fun.__dict__:
             yield from self._entries(fun.__dict__, None, {name for code in self._codes for name in code.co_names})
-        names = [name for code in codes(fun.__code__) for name in code.co_names]
+        names, globals_ = _names(fun.__code__), fun.__globals__
         for name in names:
-            if name in fun.__globals__:
-                value = fun.__globals__[name]
-                self._watch(fun.__globals__, name, value, name)
+            if name in globals_:
+                value = globals_[name]
+                self._watch(globals_, name, value, name)
                 if _from_library(value):
                     continue
                 if isinstance(value, types.ModuleType):
@@ -314,6 +316,12 @@ def codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from codes(const)
 
 
+@functools.lru_cache(maxsize=1024)
+def _names(code: types.CodeType) -> list[str]:
+    """The names of globals and attributes in `code` and in that of the functions defined in it."""
+    return [name for inner in codes(code) for name in inner.co_names]
+
+
 def is_read(code: types.CodeType, name: str) -> bool:
     """Whether `code` may use what is called `name`, rather than count it up, assign to it or append to it."""
     ops = [(op.opname, op.argval) for op in dis.get_instructions(code) if op.opname not in ("CACHE", "PRECALL", "NOP")]
@@ -354,6 +362,16 @@ def _from_library(x: Any) -> bool:
     if isinstance(x, (types.FunctionType, types.ModuleType)):
         return in_library(x)
     if isinstance(x, type) or (callable(x) and hasattr(x, "__module__")):
-        module = sys.modules.get(x.__module__ or "")
-        return module is not None and in_library(module)
+        return _is_library_module(x.__module__ or "")
     return False
+
+
+_library_modules: set[str] = set()
+
+
+def _is_library_module(name: str) -> bool:
+    """Whether the module of this name is a library's. Once it is, it stays one."""
+    module = None if name in _library_modules else sys.modules.get(name)
+    if module is not None and in_library(module):
+        _library_modules.add(name)
+    return name in _library_modules

@@ -294,8 +294,9 @@ def uses_mesh_axis(x: Any, name: Any) -> bool:
 
 def _spec_parts(x: Any) -> tuple:
     """The mesh axes over which each dimension of `x` is sharded, as far as that is said."""
-    sharding = getattr(aval_of(x), "sharding", None) if valid_jaxtype(x) else None
-    return () if sharding is None else sharding.spec.partitions
+    aval = x.aval if type(x) is ArrayImpl else aval_of(x) if valid_jaxtype(x) else None
+    sharding = getattr(aval, "sharding", None)
+    return () if sharding is None or sharding.mesh.empty else sharding.spec.partitions
 
 
 def of_many(names: tuple) -> tuple:
