@@ -16,7 +16,7 @@ import random
 import threading
 import types
 import weakref
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,7 +54,7 @@ class Remembered(NamedTuple):
 
 PLAIN = (bool, int, float, complex, str, bytes, type)
 UNWATCHED = (
-    Iterator, set, bytearray, array.array, collections.deque, contextvars.ContextVar, threading.local, random.Random,
+    set, bytearray, array.array, collections.deque, contextvars.ContextVar, threading.local, random.Random,
     np.random.Generator, np.random.RandomState,
 )  # fmt: skip
 """What may give something else at each look, which no check would notice."""
@@ -136,7 +136,7 @@ def _remembered(call: Call, closure: Closure, captured: Captured, traced: Traced
     if not (all(call.traced) or Captured(*_static(call)).is_of_modules()):
         return None
     seen = captured.values()
-    if any(x is call.fun or _jax.is_tracer(x) for x in seen) or any(isinstance(x, UNWATCHED) for x in (*seen, *closure.rest)):
+    if any(x is call.fun or _jax.is_tracer(x) for x in seen) or any(map(_is_unwatched, (*seen, *closure.rest))):
         return None
     plain = not any(map(_jax.is_tracer, closure.arrays)) and all(type(x) in SIMPLE for x in closure.rest)
     if not plain and not self_contained(traced.jaxpr):
@@ -148,6 +148,10 @@ def _remembered(call: Call, closure: Closure, captured: Captured, traced: Traced
     if not all(map(captured.sees, held)):
         return None
     return Remembered(traced._replace(consts=consts), captured, [(x, static_key(x)) for x in seen if isinstance(x, np.ndarray)])
+
+
+def _is_unwatched(x: Any) -> bool:
+    return isinstance(x, UNWATCHED) or hasattr(type(x), "__next__")
 
 
 def _static(call: Call) -> list:
