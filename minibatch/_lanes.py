@@ -69,12 +69,10 @@ _in_vain = Latest(capacity=256)  # by id of a code: how many functions of it cam
 
 def lane_of(call: Call, how: Hashable) -> tuple[Call, Traced]:
     """`trace(call)`, without calling the function if it is known what it does. `how`: what else that depends on."""
-    if not sizeless(call):
-        return trace(call)
     kept, met = _kept_of(call.fun)
     code = id(_code_of(call.fun))
     vain = 0 if met else _in_vain.get(code) or 0
-    if vain >= IN_VAIN:  # its functions are made anew at each call: one is worth it when it comes again
+    if vain >= IN_VAIN or not sizeless(call):  # functions made anew at each call: one is worth it when it comes again
         return trace(call)
     closure = taken_apart(call.fun, tracers=True)
     if any(map(_jax.is_symbolic, closure.arrays)):

@@ -70,6 +70,8 @@ def parts(leaf: Any) -> list:
 
 def part_axes(leaf: Any, spec: Any) -> list:
     """The axis of each of `parts`."""
+    if not _jax.vmappables:
+        return [spec]
     return _jax.vmappable_axes(leaf, spec) if _jax.is_map_spec(spec) and _jax.is_vmappable(leaf) else [spec] * len(parts(leaf))
 
 
