@@ -222,6 +222,20 @@ def test_reference_written_at_an_index_in_a_branch() -> None:
     assert max(choices(jax.make_jaxpr(vmap(f))(*args).jaxpr), default=0) < LONG
 
 
+def test_reference_made_in_a_loop_that_also_updates_a_buffer() -> None:
+    def f(n: Any, b: Any) -> Any:
+        def step(carry: Any) -> Any:
+            ref = jax.new_ref(b[:2])
+            ref[0] = ref[0] + carry[1][carry[0]]
+            return carry[0] + 1, carry[1].at[carry[0]].set(ref[0])
+
+        return lax.while_loop(lambda carry: carry[0] < n, step, (0, b))
+
+    args = jnp.array([1, 3, 0]), START
+    for schedule in ("lockstep", "refill"):
+        assert_close(vmap(f, divergence=schedule)(*args), jax.vmap(f)(*args), 1e-6)
+
+
 def test_schedule_of_the_untaken() -> None:
     """A branch that is skipped if nobody takes it hands its buffer on."""
 

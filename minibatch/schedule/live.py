@@ -104,7 +104,8 @@ def act_if(lane: Lane, jaxpr: Any, args: Sequence[Any], telling: Telling = NOTHI
         if seen == {0} and eqn.primitive.name in LOOKS_UP:  # what is seen is less than the buffer
             return [lane.sees(out) for out in rebind(eqn, *values)]
         values = [lane.sees(x) if i in seen else x for i, x in enumerate(values)]
-        return TOLD[eqn.primitive.name](lane, eqn, kept, *values) if kept or acts(eqn) else rebind(eqn, *values)
+        tells = TOLD.get(eqn.primitive.name) if kept or acts(eqn) else None  # a reference made inside is nobody else's
+        return tells(lane, eqn, kept, *values) if tells else rebind(eqn, *values)
 
     return walk(jaxpr, args, apply)
 
