@@ -280,11 +280,12 @@ def vary(x: Any, names: Iterable[Any]) -> Any:
 
 
 def varying_aval(aval: Any, names: Iterable[Any]) -> Any:
-    """The aval of what `vary` makes of an array of `aval`."""
+    """The aval of what `vary` makes of an array of `aval`, also of one that was outside of the shard_map under way."""
     if not names or not isinstance(aval, _core.ShapedArray):
         return aval
-    mat = aval.mat
-    return aval.update(manual_axis_type=mat.update(varying=mat.varying | frozenset(names)))
+    mat, sharding = aval.mat, aval.sharding
+    sharding = jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), sharding.spec)
+    return aval.update(sharding=sharding, manual_axis_type=mat.update(varying=mat.varying | frozenset(names)))
 
 
 def uses_mesh_axis(x: Any, name: Any) -> bool:

@@ -360,6 +360,36 @@ def test_each_device_steps_its_own_lanes(where: str, schedule: str) -> None:
 # --- branches that only some devices take -----------------------------------------------------------------------------
 
 
+def dear(p: Any, x: Any, w: Any) -> Any:
+    """A branch worth taking apart, with an operand that the lanes share; and what no branch changes."""
+    taken = lambda x, w: lax.scan(lambda c, _: (jnp.tanh(c @ W[:6]) * w, None), x, None, length=150)[0]
+    return lax.cond(p, lambda x, w: (taken(x, w), w), lambda x, w: (x, w), x, w)
+
+
+@pytest.mark.parametrize("divergence", ["auto", "partition"])
+@pytest.mark.parametrize("where", ["spmd_axis_name", "explicit"])
+def test_each_device_partitions_its_own_lanes(where: str, divergence: str) -> None:
+    rng = np.random.default_rng(0)
+    p, x = rng.random(4096) < np.where(np.arange(4096) < 2400, 0.2, 0), rng.normal(size=(4096, 6)).astype("f")
+    w = np.float32(0.9)
+    mesh, name = (EXPLICIT, None) if where == "explicit" else (MESH, "a")
+    mapped = minibatch.vmap(dear, (0, 0, None), spmd_axis_name=name, divergence=divergence, out_axes=(0, None))
+    gradient = jax.grad(lambda p, x, w: (mapped(p, x, w)[0] ** 2).sum(), (1, 2))
+    with jax.set_mesh(mesh):
+        lie = NamedSharding(mesh, P("a"))
+        args = jax.device_put(p, lie), jax.device_put(x, lie), jnp.asarray(w)
+        program = jax.jit(mapped).lower(*args).compile()
+        found, shared = program(*args)
+        of_x, of_w = jax.jit(gradient)(*args)
+    assert not [word for word in ("all-reduce", "all-gather", "all-to-all", "collective") if word in program.as_text()]
+    assert "conditional" in program.as_text() and shared == w
+    lane = lambda p, x, w: (dear(p, x, w)[0] ** 2).sum()
+    assert_close(np.asarray(found), np.asarray(jax.jit(jax.vmap(dear, (0, 0, None)))(p, x, w)[0]), 1e-4)
+    wanted = jax.jit(jax.vmap(jax.grad(lane, (1, 2)), (0, 0, None)))(p, x, w)
+    assert_close(np.asarray(of_x), np.asarray(wanted[0]), 1e-4)
+    assert_close(np.asarray(of_w), np.asarray(wanted[1].sum(0)), 1e-3)
+
+
 @pytest.mark.parametrize("divergence", ["auto", "partition"])
 def test_gradient_of_a_branch_that_one_device_takes(divergence: Any) -> None:
     """The operand that lies alike on all devices has its cotangent summed outside of the branch: nobody waits in it."""

@@ -17,7 +17,7 @@ from minibatch import if_batched, vmap
 from minibatch._batched import Axis
 from minibatch._divergence import Divergence
 from minibatch.schedule import choose
-from minibatch.schedule.partition import _chunks
+from minibatch.schedule.partition import _chunks, _seated, at_once
 
 
 def slow(x: Any, w: Any) -> Any:
@@ -249,6 +249,18 @@ def test_sorted_lanes_fill_chunks_of_one_branch_each() -> None:
     assert turns.tolist() == [0, 1, 1, 1, 2]
     assert lane.reshape(5, 2).tolist()[:4] == [[1, 5], [0, 3], [4, 7], [8, 8]]
     assert own.tolist() == [True, True, True, True, True, True, True, False, False, False]
+
+
+def test_lanes_sit_down_in_order() -> None:
+    """One by one, as on a CPU, and at once, as elsewhere."""
+    turn = jnp.asarray(np.random.default_rng(0).integers(0, 4, 50), jnp.int32)  # three branches, and none
+    first = jnp.asarray([0, 30, 60, 90], jnp.int32)
+    wanted = np.full(90, -1)
+    for k in range(3):
+        lanes = np.flatnonzero(turn == k)
+        wanted[30 * k : 30 * k + len(lanes)] = lanes
+    np.testing.assert_array_equal(jax.jit(_seated, static_argnums=2)(turn, first, 90), wanted)
+    np.testing.assert_array_equal(at_once(90, turn, first), wanted)
 
 
 # --- the choice -------------------------------------------------------------------------------------------------------

@@ -15,10 +15,9 @@ from minibatch._interpreter import batch_closed, batch_jaxpr
 from minibatch._jax import rebind
 from minibatch._registry import rule
 from minibatch.rules.fallback import one_by_one
-from minibatch.schedule.diverging import diverging
+from minibatch.schedule.diverging import branching, diverging
 from minibatch.schedule.fixpoint import fixpoint
 from minibatch.schedule.live import can_be_told
-from minibatch.schedule.select import select
 
 
 @rule("cond", anywhere=True, inside=True)
@@ -27,7 +26,7 @@ def cond(axis: Axis, eqn: Any, index: Any, *operands: Any) -> list:
     if is_batched(index):
         if _jax.side_effects(eqn) and not can_be_told(eqn):
             return in_turn(axis, eqn, [index, *operands])
-        return select(axis, eqn, index.value, operands)
+        return branching(axis, eqn, index.value, operands)
     arrays, bdims = apart(operands)
     branches, out_bdims = _alike(axis, eqn.params["branches"], bdims)
     return together(rebind(eqn, index, *arrays, branches=branches), out_bdims)

@@ -83,7 +83,7 @@ def stages(axis: Axis, loop: Loop, consts: Sequence[Array], live: Array, state: 
         return ()
     work, overhead = step_seconds(loop)
     if schedule == "auto":
-        schedule = "refill" if on_one_device(live) and axis.size * work >= WORTH * overhead else "lockstep"
+        schedule = "refill" if on_one_device(axis, live) and axis.size * work >= WORTH * overhead else "lockstep"
     if schedule == "lockstep":
         return ()
     moving, most = _moving(loop, consts, state), max(1, axis.size // FEWER)
@@ -118,19 +118,19 @@ def _fused(jaxpr: Any) -> Cost:
     return total
 
 
-def mesh_axes(axis: Axis, loop: Loop) -> tuple:
+def mesh_axes(axis: Axis, jaxprs: Sequence[Any]) -> tuple:
     """The axes of the mesh under way over which the lanes are known to lie, each device with as many; none if they meet."""
     mesh, names = jax.sharding.get_abstract_mesh(), axis.spmd_name or axis.mesh_name or ()
     names = names if isinstance(names, tuple) else (names,)
-    if not names or not isinstance(axis.size, int) or any(_jax.names_axes(x) or acts(x) for x in (loop.cond, loop.body)):
+    if not names or not isinstance(axis.size, int) or any(_jax.names_axes(x) or acts(x) for x in jaxprs):
         return ()
     free = all(name in mesh.axis_names and name not in mesh.manual_axes for name in names)
     return names if free and axis.size % math.prod(mesh.shape[name] for name in names) == 0 else ()
 
 
-def on_one_device(x: Array) -> bool:
+def on_one_device(axis: Axis, x: Array) -> bool:
     """Whether the lanes of `x` are known to lie on one device: there is but one, or this is each device's own part."""
-    return jax.device_count() == 1 or bool(_jax.varying(x))
+    return jax.device_count() == 1 or bool(axis.manual) or bool(_jax.varying(x))
 
 
 def step_seconds(loop: Loop) -> tuple[float, float]:
@@ -240,7 +240,7 @@ def plan(axis: Axis, branches: Sequence[Any], index: Array, batched: Sequence[bo
     width = max(here.fewest, -(-axis.size // here.chunks))
     if asked == "auto":
         width = max(width, _power_of_two(max(1, launches(branches[most]) * here.launch / (LOSS * sum(times)))))
-        if axis.size < 2 * width or sum(times) < GAIN * moves[most] or not on_one_device(index):
+        if axis.size < 2 * width or sum(times) < GAIN * moves[most] or not on_one_device(axis, index):
             return None
     again = tuple(lane_seconds(branches[k]) < kept(branches[k]) / here.move for k in numbers)
     return Plan(tuple(numbers), min(width, -(-axis.size // 2)), again)

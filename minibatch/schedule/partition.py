@@ -7,6 +7,7 @@ How many chunks there are is known beforehand, so that the loop is differentiate
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from jax import lax
 
 from minibatch import _jax
 from minibatch._batched import Array, Axis, Batched, apart, front, is_batched, lanes, together
-from minibatch._interpreter import batch_jaxpr, lifted_avals, remembered
+from minibatch._interpreter import batch_jaxpr, remembered
 from minibatch._jax import rebind
 from minibatch.schedule.borrow import choose, hands_through, reads
 from minibatch.schedule.choose import Plan
@@ -37,8 +38,10 @@ def partition(
     turn = _turns(plan, len(eqn.params["branches"]), index)
 
     def many(turn: Array, arrays: Sequence[Array], given: Sequence[Array]) -> list:
+        avals = [jax.typeof(x) for x in arrays]
+        avals = [a if d is None else a.update(shape=(plan.width, *a.shape[1:])) for a, d in zip(avals, bdims, strict=True)]
         lifted = [
-            _branch(axis._replace(size=plan.width), branch, bdims, read, wanted, recompute)
+            _branch(axis._replace(size=plan.width), branch, avals, bdims, read, wanted, recompute)
             for branch, recompute in zip(branches, plan.recompute, strict=True)
         ]
         return _in_chunks(eqn, plan.width, lifted, turn, arrays, [d is not None for d in bdims], given)
@@ -114,8 +117,6 @@ def _seated(turn: Array, first: Array, count: int) -> Array:
 
     Lanes of a branch are in order, place by place. A CPU puts them there one by one.
     """
-    (size,) = np.shape(turn)
-    nobody = _jax.vary_like(np.full(count, -1, np.int32), turn)
 
     def one_by_one(turn: Array, first: Array) -> Array:
         def sit_down(lane: Array, carry: tuple) -> tuple:
@@ -124,16 +125,23 @@ def _seated(turn: Array, first: Array, count: int) -> Array:
             place = rows(next_, number)
             return put(next_, number, place + 1), put(seats, place, lane[None])
 
-        return lax.fori_loop(0, size, sit_down, (first, nobody))[1]
+        return lax.fori_loop(0, np.shape(turn)[0], sit_down, (first, _nobody(turn, count)))[1]
 
-    def at_once(turn: Array, first: Array) -> Array:
-        numbers = _jax.vary_like(lax.iota(np.int32, size), turn)
-        by_branch = lax.sort(turn * size + numbers)
-        branch, lane = lax.div(by_branch, np.int32(size)), lax.rem(by_branch, np.int32(size))
-        begins = jnp.searchsorted(branch, np.arange(first.size, dtype=np.int32)).astype(np.int32)
-        return put(nobody, rows(first, branch) + numbers - rows(begins, branch), lane)
+    return lax.platform_dependent(turn, first, cpu=one_by_one, default=partial(at_once, count))
 
-    return lax.platform_dependent(turn, first, cpu=one_by_one, default=at_once)
+
+def at_once(count: int, turn: Array, first: Array) -> Array:
+    """`_seated`, by a sort."""
+    (size,) = np.shape(turn)
+    numbers = _jax.vary_like(lax.iota(np.int32, size), turn)
+    by_branch = lax.sort(turn * size + numbers)
+    branch, lane = lax.div(by_branch, np.int32(size)), lax.rem(by_branch, np.int32(size))
+    begins = jnp.sum(turn < np.arange(first.size, dtype=np.int32)[:, None], 1, dtype=np.int32)
+    return put(_nobody(turn, count), rows(first - begins, branch) + numbers, lane)
+
+
+def _nobody(turn: Array, count: int) -> Array:
+    return _jax.vary_like(np.full(count, -1, np.int32), turn)
 
 
 def _in_chunks(
@@ -171,16 +179,14 @@ def put(x: Array, numbers: Array, new: Array) -> Array:
 
 
 def _branch(
-    axis: Axis, branch: Any, bdims: Sequence[int | None], read: Sequence[bool], wanted: Sequence[int], recompute: bool
-) -> Any:
-    """A branch on the lanes of one chunk: what is `read` in, what is `wanted` out as [C, *s]."""
+    axis: Axis, branch: Any, avals: Sequence[Any], bdims: Sequence[int | None], read: Sequence[bool], wanted: Sequence[int],
+    recompute: bool,
+) -> Any:  # fmt: skip
+    """A branch on the lanes of one chunk: what is `read` in, of these `avals`, what is `wanted` out as [C, *s]."""
 
     def many(*arrays: Any) -> list:
         given = iter(together(arrays, bdims))
         outs = batch_jaxpr(axis, branch, [next(given) if r else None for r in read])
         return [lanes(axis, outs[j]) for j in wanted]
 
-    places = iter(bdims)
-    avals = lifted_avals(axis, branch, [next(places) if r else None for r in read])
-    avals = [aval for aval, r in zip(avals, read, strict=True) if r]
     return _jax.trace_jaxpr(jax.checkpoint(many, prevent_cse=False) if recompute else many, avals)
