@@ -1,4 +1,4 @@
-"""What lanes that diverge cost, by the default. `bench/divergence.py` and `bench/divergence_branches.py` have all, by schedule."""
+"""What lanes that diverge cost, by the default; all by schedule are in divergence.py and divergence_branches.py."""
 
 from __future__ import annotations
 
