@@ -18,7 +18,6 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 
 from minibatch import _jax
 from minibatch._captured import MISSING, codes, contents, in_library, is_read
-from minibatch._errors import name_of
 from minibatch._keys import Same, static_key
 from minibatch._trace import CONCRETIZATION_ERRORS, NeedsConcrete
 
@@ -37,11 +36,7 @@ class Closure(NamedTuple):
     numbers: dict[str, Any]
 
     @property
-    def __name__(self) -> str:
-        return name_of(self.fun)
-
-    @property
-    def __wrapped__(self) -> Callable:  # by which JAX finds the line
+    def __wrapped__(self) -> Callable:  # by which its name is found, and JAX finds the line
         return self.fun
 
     def __call__(self, arrays: Sequence[Any], *args: Any, **kwargs: Any) -> Any:

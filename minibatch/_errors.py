@@ -48,9 +48,11 @@ def note(error: Exception, eqn: Any) -> None:
 
 
 def name_of(fun: Any) -> str:
-    """What to call `fun`."""
-    name = getattr(fun, "__name__", None)
-    return name if isinstance(name, str) and name else type(fun).__name__
+    """What to call `fun`, or what it wraps."""
+    name, wrapped = getattr(fun, "__name__", None), getattr(fun, "__wrapped__", None)
+    if isinstance(name, str) and name:
+        return name
+    return type(fun).__name__ if wrapped is None else name_of(wrapped)
 
 
 def echo(fun: Any, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:

@@ -218,6 +218,7 @@ def choose(x, limit):
         (lambda x, _: np.sin(x), jax.errors.TracerArrayConversionError),
         (lambda x, _: list(range(x[0].astype(int))), jax.errors.TracerIntegerConversionError),
         (lambda x, _: float(x[0]), jax.errors.ConcretizationTypeError),
+        (lambda x, _: float((x * A[0]).sum()), jax.errors.ConcretizationTypeError),
     ],
 )
 def test_a_lane_is_never_concrete(fun, kind):
