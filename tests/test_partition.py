@@ -302,3 +302,12 @@ def test_elementwise_branch_is_not_guarded() -> None:
     x, p = jnp.ones((4096, 16)), jnp.zeros(4096)
     f = lambda p, x: lax.cond(p > 0, lambda x: jnp.exp(-x * x) * jnp.sin(x), lambda x: x, x)
     assert primitives(vmap(f).jaxpr(p, x))["cond"] == 0
+
+
+def test_branch_that_hands_out_much_is_not_guarded() -> None:
+    """What a reverse pass needs of it takes as long to put into memory as to compute."""
+    x, p = jnp.ones((1 << 16, 4)), jnp.zeros(1 << 16)
+    f = lambda p, x: lax.cond(p > 0, lambda x: jnp.exp(-x * x) * jnp.sin(x), lambda x: x, x).sum()
+    assert primitives(vmap(jax.grad(f, 1)).jaxpr(p, x))["cond"] == 0
+    heavy = lambda p, x: lax.cond(p > 0, lambda x: lax.fori_loop(0, 50, lambda _, y: jnp.sin(y @ y), x), lambda x: x, x)
+    assert primitives(vmap(heavy, divergence="select").jaxpr(p, jnp.ones((1 << 16, 4, 4))))["cond"] == 1

@@ -196,6 +196,7 @@ WIDE = {
 }
 ROUNDS = 50.0  # of a loop in a branch, if they are not known: to take too many costs little, too few may cost a lot
 GAIN = 15.0  # a partition must save so much more than it costs
+HANDED = 10.0  # a skipped branch must save so much more than it takes to move what it makes, and a quarter of what it reads
 LOSS = 0.07  # of the time may be lost by running in chunks if all lanes take one branch
 HOST = 1e-4  # seconds for a call of a lane out of XLA
 
@@ -246,14 +247,19 @@ def plan(axis: Axis, branches: Sequence[Any], index: Array, batched: Sequence[bo
     return Plan(tuple(numbers), min(width, -(-axis.size // 2)), again)
 
 
-def guarded(axis: Axis, branch: Any) -> bool:
+def guarded(axis: Axis, branch: Any, batched: Sequence[bool]) -> bool:
     """Whether a branch that runs for all lanes should be skipped if no lane takes it.
 
     It must be if it is careful of what it sees. Otherwise if that saves more than to ask costs; much more if it is but
-    elementwise, for it fuses with the choice, and then the compiler may skip it lane by lane.
+    elementwise, for it fuses with the choice, and then the compiler may skip it lane by lane; and much more than it costs
+    that what goes in and out, as what a reverse pass needs does, is made in memory instead of fused with what is around.
     """
-    enough = 2 * GAIN * wide().ask * (1 if launches(branch) else 10)
-    return careful(branch) or (isinstance(axis.size, int) and axis.size * lane_seconds(branch) > enough)
+    if careful(branch) or not isinstance(axis.size, int):
+        return careful(branch)
+    saved, here = lane_seconds(branch), wide()
+    within, without = _moved(branch, batched), _moved(branch, [False] * len(batched))
+    enough = 2 * GAIN * here.ask * (1 if launches(branch) else 10)
+    return axis.size * saved > enough and saved > HANDED * (without + (within - without) / 4) / here.move
 
 
 def wide() -> Wide:

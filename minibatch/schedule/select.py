@@ -81,7 +81,7 @@ def _branch(axis: Axis, eqn: Any, branch: Any, taking: Array, operands: Sequence
 
     Those are the outputs for which the branch updates an operand, and the number of that.
     """
-    meet, skipped = _jax.lanes_meet(branch, axis.name), guarded(axis, branch)
+    meet, skipped = _jax.lanes_meet(branch, axis.name), guarded(axis, branch, [*map(is_batched, operands)])
     count, telling = len(operands), NOTHING
     if not meet:  # where they do each has values of its own
         lent = must_borrow(branch, operands)
