@@ -375,7 +375,7 @@ def rebind_as(avals: Sequence[Any], eqn: Any, /, *operands: Any, **changed: Any)
 
 def _rebind(eqn: Any, operands: Sequence[Any], changed: dict[str, Any], avals: Sequence[Any]) -> list:
     primitive, params = eqn.primitive, {**eqn.params, **changed} if changed else eqn.params
-    if changed and primitive.name in CONSTS_AS_OPERANDS and has_traced_consts(changed.values()):
+    if changed and primitive.name in CONSTS_AS_OPERANDS and _takes_consts(changed.values()):
         operands, params = CONSTS_AS_OPERANDS[primitive.name](operands, params)
     if is_staging() and _stages(primitive, params, avals):
         return _stage(primitive, operands, params, avals)
@@ -759,8 +759,18 @@ def dtype_of(x: Any) -> Any:
 
 def has_traced_consts(params: Iterable[Any]) -> bool:
     """Whether a jaxpr among `params` holds values of a trace under way: what a derivative rule in it captured around it."""
-    jaxprs = (x for param in params for x in (param if type(param) is tuple else (param,)))
-    return any(map(is_tracer, itertools.chain.from_iterable(map(consts_of, jaxprs))))
+    return any(map(is_tracer, itertools.chain.from_iterable(map(consts_of, _among(params)))))
+
+
+def _among(params: Iterable[Any]) -> Iterator[Any]:
+    return (x for param in params for x in (param if type(param) is tuple else (param,)))
+
+
+def _takes_consts(params: Iterable[Any]) -> bool:
+    """Whether the consts of jaxprs among `params` must be operands: traced ones, and any beside references made inside."""
+    params = [*_among(params)]
+    inside = (effect for x in params if consts_of(x) for effect in x.effects)
+    return has_traced_consts(params) or any(isinstance(effect, _core.InternalMutableArrayEffect) for effect in inside)
 
 
 def _jit_with_consts(operands: Sequence[Any], params: dict[str, Any]) -> tuple[list, dict]:

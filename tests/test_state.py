@@ -167,3 +167,21 @@ def test_lanes_meet_in_a_loop_with_a_reference_of_its_own() -> None:
     x, n = jnp.arange(6.0).reshape(3, 2), jnp.asarray([1, 3, 0])
     found = minibatch.vmap(fun, axis_name="lanes")(x, n)
     np.testing.assert_allclose(found, [[0 + 9, 1], [2 + 3 * 9, 3], [4, 5]])
+
+
+def test_reference_made_in_a_loop_beside_branches_that_are_partitioned() -> None:
+    """What JAX makes of such a loop takes no constants in it, and to lay out lanes takes some."""
+
+    def f(n: Any, x: Any) -> Any:
+        def step(carry: Any) -> Any:
+            ref = jax.new_ref(carry[1])
+            ref[0] = ref[0] + 1.0
+            return carry[0] + 1, lax.switch(carry[0] % 3, [jnp.sin, jnp.cumsum, lambda x: x * ref[0]], ref[...])
+
+        return lax.while_loop(lambda carry: carry[0] < n, step, (0, x))
+
+    args = jnp.array([1, 5, 0, 2]), jnp.arange(8.0).reshape(4, 2)
+    found = jax.jit(minibatch.vmap(f, divergence=("refill", "partition")))(*args)
+    one = jax.jit(f)
+    lanes = jax.tree.map(lambda *xs: jnp.stack(xs), *[one(*each) for each in zip(*args, strict=True)])
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), found, lanes)
