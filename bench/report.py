@@ -13,7 +13,8 @@ import jax
 import pytest
 from table import Measured, markdown
 
-QUANTITIES = ("call", "loop", "start", "run", "dispatch", "tracing", "retracing", "compile")
+DIVERGING = ("diverging", "grad(vmap)", "vmap(grad)")
+QUANTITIES = ("call", "loop", "start", "run", "dispatch", "tracing", "retracing", "compile", *DIVERGING)
 HERE = pathlib.Path(__file__).parent
 
 
@@ -48,6 +49,8 @@ def page(results: dict) -> str:
             "- *run*: a call on many lanes, compiled before. *dispatch*: the same on one lane, by turns with the others.",
             "- *tracing*: from a function never seen to the batched jaxpr. *retracing*: of the same function on another",
             "  number of lanes each time. *compile*: from a function never seen to compiled code.",
+            "- *diverging*: a call whose lanes take different branches or numbers of steps; *grad(vmap)*, *vmap(grad)*: the",
+            "  gradient of all that lanes make together, and of each.",
             "- `jit(jax.vmap)`: `jax.vmap` inside `jax.jit`, as a careful user writes it. `jax.vmap`: called as it is.",
             "",
             "The same command measures on a GPU, where JAX finds one."
