@@ -117,6 +117,11 @@ def _consumer(ops: Sequence[dis.Instruction]) -> int | None:
 # --- by what it asks --------------------------------------------------------------------------------------------------
 
 
+def _asks(operation: Callable, *, reflected: bool) -> Callable:
+    """The method of `Handed` for an operation, from the right if `reflected`."""
+    return lambda self, other: self._ask(operation, other, reflected=reflected)
+
+
 class Handed:
     """Stands for a number in the call of a function. Only arithmetic can be asked of it, and it notes from where."""
 
@@ -133,29 +138,10 @@ class Handed:
         self.asked.add(frame.f_lasti)
         return operation(other, self._tracer) if reflected else operation(self._tracer, other)
 
-    def __add__(self, other: Any) -> Any:
-        return self._ask(operator.add, other, reflected=False)
-
-    def __radd__(self, other: Any) -> Any:
-        return self._ask(operator.add, other, reflected=True)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._ask(operator.sub, other, reflected=False)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._ask(operator.sub, other, reflected=True)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._ask(operator.mul, other, reflected=False)
-
-    def __rmul__(self, other: Any) -> Any:
-        return self._ask(operator.mul, other, reflected=True)
-
-    def __truediv__(self, other: Any) -> Any:
-        return self._ask(operator.truediv, other, reflected=False)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return self._ask(operator.truediv, other, reflected=True)
+    __add__, __radd__ = _asks(operator.add, reflected=False), _asks(operator.add, reflected=True)
+    __sub__, __rsub__ = _asks(operator.sub, reflected=False), _asks(operator.sub, reflected=True)
+    __mul__, __rmul__ = _asks(operator.mul, reflected=False), _asks(operator.mul, reflected=True)
+    __truediv__, __rtruediv__ = _asks(operator.truediv, reflected=False), _asks(operator.truediv, reflected=True)
 
 
 class Handing:

@@ -15,7 +15,7 @@ from jax import lax
 
 from minibatch import _jax
 from minibatch._batched import is_batched
-from minibatch._interpreter import remembered
+from minibatch._interpreter import fact
 
 PAYS = 2  # times as long as what is written, at least, is a buffer that is better not chosen as a whole
 
@@ -33,12 +33,8 @@ LOOKS_UP = ("gather", "dynamic_slice")
 
 def updated(jaxpr: Any) -> tuple[int | None, ...]:
     """For each output of `jaxpr` the number of the input that it is, but for a few elements; None if it is no such thing."""
-
-    def origins() -> tuple[int | None, ...]:
-        numbers = {v: i for i, v in enumerate(_jax.open_jaxpr(jaxpr).invars)}
-        return tuple(numbers[way[-1]] if way else None for way in _ways(jaxpr))
-
-    return remembered(jaxpr, "updated", origins)
+    numbers = {v: i for i, v in enumerate(_jax.open_jaxpr(jaxpr).invars)}
+    return tuple(numbers[way[-1]] if way else None for way in _ways(jaxpr))
 
 
 def buffers(jaxpr: Any, kept: Sequence[int]) -> set:
@@ -68,6 +64,7 @@ def looked_up(jaxpr: Any, operands: Sequence[Any]) -> tuple[int, ...]:
     return tuple(i for i, (v, x) in enumerate(zip(jaxpr.invars, operands, strict=True)) if is_batched(x) and few(v))
 
 
+@fact
 def _ways(jaxpr: Any) -> list[list]:
     """For each output of `jaxpr` the variables back to the input that it is but for a few elements; none if there is none."""
     jaxpr = _jax.open_jaxpr(jaxpr)
