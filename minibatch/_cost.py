@@ -39,7 +39,7 @@ TRANSCENDENTAL = words("""
     sqrt tan tanh zeta
 """)
 VIEWS = words("""
-    bitcast_convert_type broadcast_in_dim copy expand_dims iota mesh_cast name optimization_barrier pvary reshape
+    bitcast_convert_type broadcast_in_dim copy detach expand_dims iota mesh_cast name optimization_barrier pvary reshape
     sharding_constraint slice squeeze stage stop_gradient tie
 """)  # no arithmetic, and nothing to move where a reader can fetch the elements itself
 

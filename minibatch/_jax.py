@@ -394,6 +394,20 @@ def passing(name: str) -> Primitive:
     return primitive
 
 
+detach_p = passing("detach")
+_ad.defjvp_zero(detach_p)
+_ad.primitive_transposes[detach_p] = lambda cotangent, x: [Zero(x.aval.to_ct_aval())]
+_batching.primitive_batchers[detach_p] = lambda operands, bdims: (detach_p.bind(*operands), bdims[0])
+
+
+def detach(x: Any) -> Any:
+    """`x`, to which no derivative flows back: for what a lane that sits out computes with, whose results nobody reads.
+
+    `lax.stop_gradient` would do, but cannot be transposed, and `x` may be a tangent.
+    """
+    return detach_p.bind(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+
+
 def reshaped(primitive: Primitive, x: Any, shape: tuple, /, **params: Any) -> Any:
     """`primitive.bind(x, **params)`, whose result is as `x` but of this shape; by the short way where there is one."""
     if is_staging() and _stages(primitive, params, UNKNOWN):

@@ -93,7 +93,7 @@ def fallback(apply: Callable[..., list]) -> Callable[..., list]:
     return apply
 
 
-def elementwise(names: str) -> None:
+def elementwise(names: str | _jax.Primitive) -> None:
     """[*s], [*s] -> [*s] lifts to [B, *s], [B, *s] -> [B, *s]; a scalar or shared operand is expanded, not repeated."""
     register(names, Rule(lift_elementwise, "elementwise", anywhere=True))
 

@@ -200,6 +200,40 @@ def test_copies_of_a_lane_send_nothing_back() -> None:
     np.testing.assert_allclose(found, [2, 2, 2, 0.25, np.inf])
 
 
+LINEAR = {  # in x [3], all but `updated` in w [] too
+    "plain": lambda p, x, w: lax.cond(p > 0, lambda: jnp.cos(1.5) * x + w, lambda: x),
+    "costly": lambda p, x, w: lax.cond(
+        p > 0, lambda: lax.fori_loop(0, 40, lambda i, x: 0.9 * x + jnp.roll(x, 1), x) * 0.1 + w, lambda: x
+    ),
+    "updated": lambda p, x, w: lax.cond(
+        p > 0, lambda: jnp.zeros(64).at[p].set(x[0]).at[p + 1].add(x[1]) * 3, lambda: jnp.zeros(64)
+    ),
+}
+
+
+@pytest.mark.parametrize("schedule", ["select", "partition"])
+@pytest.mark.parametrize("name", LINEAR)
+def test_linear_branches_are_transposed(name: str, schedule: str) -> None:
+    """Which `jax.vmap` cannot do: it keeps derivatives out of branches by what has no transpose."""
+    p, x, w = arguments(6)
+    fun = lambda x, w: vmap(LINEAR[name], (0, 0, None), divergence=schedule)(p, x, w)
+    stacked = lambda x, w: jnp.stack([LINEAR[name](p, x, w) for p, x in zip(p, x, strict=True)])
+    out = jnp.cos(jnp.arange(stacked(x, w).size, dtype=x.dtype)).reshape(stacked(x, w).shape)
+    transposed = lambda fun: jax.jit(jax.linear_transpose(fun, x, w))(out)
+    assert_close(transposed(fun), transposed(stacked), 1e-5)
+
+
+@pytest.mark.parametrize("schedule", ["select", "partition"])
+def test_tangents_meet_branches_in_a_rule_of_ones_own(schedule: str) -> None:
+    """Mapped before it is transposed: the tangents go through the copies that other lanes compute with."""
+    p, x, w = arguments(6)
+    fun = jax.custom_jvp(lambda p, x, w: rarely(p, x, w).sum())
+    fun.defjvp(lambda primals, tangents: jax.jvp(lambda x, w: rarely(primals[0], x, w).sum(), primals[1:], tangents[1:]))
+    mapped = lambda x, w: vmap(fun, (0, 0, None), divergence=schedule)(p, x, w).sum()
+    stacked = lambda x, w: sum(rarely(p, x, w).sum() for p, x in zip(p, x, strict=True))
+    assert_close(jax.jit(jax.grad(mapped, (0, 1)))(x, w), jax.jit(jax.grad(stacked, (0, 1)))(x, w), 1e-4)
+
+
 # --- in other maps, and compiled or not -------------------------------------------------------------------------------
 
 
@@ -211,9 +245,7 @@ def test_partition_is_mapped_again(outer: Callable) -> None:
     found = jax.jit(outer(vmap(f, divergence="partition")))(p, x)
     np.testing.assert_allclose(found, jax.vmap(jax.vmap(f))(p, x), rtol=1e-5)
     g = lambda p, x: vmap(f, divergence="partition")(p, x).sum()
-    np.testing.assert_allclose(
-        jax.jit(outer(jax.grad(g, 1)))(p, x), jax.vmap(jax.vmap(jax.grad(f, 1)))(p, x), rtol=1e-4
-    )
+    np.testing.assert_allclose(jax.jit(outer(jax.grad(g, 1)))(p, x), jax.vmap(jax.vmap(jax.grad(f, 1)))(p, x), rtol=1e-4)
 
 
 def test_partition_runs_equation_by_equation_and_compiles_once() -> None:

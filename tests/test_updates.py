@@ -69,7 +69,7 @@ def choices(jaxpr: Any) -> Iterator[int]:
     """How long what is chosen is, in lanes, of every choice in `jaxpr` that is not of a value and itself."""
     copies = {}
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "stop_gradient":
+        if eqn.primitive.name == "detach":
             copies[eqn.outvars[0]] = eqn.invars[0]
         if eqn.primitive.name == "select_n":
             cases = {copies.get(v, v) if not hasattr(v, "val") else v.val for v in eqn.invars[1:]}

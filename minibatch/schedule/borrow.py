@@ -13,7 +13,7 @@ from jax import lax
 from minibatch import _jax
 from minibatch._batched import Array, Axis, Batched, front, is_batched, laid, lanes
 from minibatch._interpreter import fact
-from minibatch._registry import rule
+from minibatch._registry import elementwise, rule
 from minibatch.schedule.live import acts
 from minibatch.schedule.updates import lend_p
 
@@ -41,7 +41,7 @@ def borrow(axis: Axis, taking: Array, operands: Sequence[Any], used: Sequence[bo
 
     def lent(x: Batched) -> Batched:
         value = front(x)
-        row = lax.dynamic_index_in_dim(laid(axis, lax.stop_gradient(value), None), first, 0, allow_negative_indices=False)
+        row = lax.dynamic_index_in_dim(laid(axis, _jax.detach(value), None), first, 0, allow_negative_indices=False)
         rows = lax.broadcast_in_dim(row, np.shape(value), range(value.ndim), out_sharding=jax.typeof(value).sharding)
         return Batched(choose(taking, rows, value), 0)
 
@@ -52,6 +52,9 @@ def borrow(axis: Axis, taking: Array, operands: Sequence[Any], used: Sequence[bo
 def lend(axis: Axis, eqn: Any, live: Any, x: Any) -> list:
     """[*s] of a lane that may sit out   lifts to   `borrow` for those that do."""
     return borrow(axis, lanes(axis, live), [x], [True])
+
+
+elementwise(_jax.detach_p)
 
 
 def meant(axis: Axis, jaxpr: Any, taking: Array, operands: Sequence[Any], spared: Collection[int]) -> list:
@@ -65,7 +68,7 @@ def meant(axis: Axis, jaxpr: Any, taking: Array, operands: Sequence[Any], spared
 
     def detached(x: Batched) -> Batched:
         value = front(x)
-        return Batched(choose(taking, lax.stop_gradient(value), value), 0)
+        return Batched(choose(taking, _jax.detach(value), value), 0)
 
     differ = [is_batched(x) and _differentiable(x.value) and i not in spared for i, x in enumerate(operands)]
     return [detached(x) if differs else x for x, differs in zip(operands, differ, strict=True)]
@@ -90,7 +93,7 @@ def differentiable_if_any(taking: Array, operands: Sequence[Any], used: Sequence
     if not any(masked):
         return list(operands)
     taken = jnp.any(taking)
-    return [lax.select_n(taken, lax.stop_gradient(x), x) if mask else x for x, mask in zip(operands, masked, strict=True)]
+    return [lax.select_n(taken, _jax.detach(x), x) if mask else x for x, mask in zip(operands, masked, strict=True)]
 
 
 def to_each_lane(axis: Axis, index: Array, operands: Sequence[Any], used: Sequence[bool]) -> tuple[Axis, list]:

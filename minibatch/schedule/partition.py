@@ -154,7 +154,7 @@ def _in_chunks(
     def moved(x: Array) -> Array:
         there = rows(x, chunks.lane)
         if jnp.issubdtype(there.dtype, jnp.inexact):
-            there = choose(chunks.own, lax.stop_gradient(there), there)  # no derivative flows back to a lane by its copies
+            there = choose(chunks.own, _jax.detach(there), there)  # no derivative flows back to a lane by its copies
         return lax.reshape(there, [len(chunks.turn), width, *np.shape(x)[1:]])
 
     skip = _jax.trace_jaxpr(lambda *_: list(map(_jax.zeros, branches[0].out_avals)), branches[0].in_avals)

@@ -147,7 +147,7 @@ UPDATES = {"dynamic_update_slice": slice_update, **dict.fromkeys(SCATTERS, scatt
 
 def detached(live: Any, x: Any) -> Any:
     """`x`, to which no derivative flows back unless live."""
-    return lax.select_n(live, lax.stop_gradient(x), x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+    return lax.select_n(live, _jax.detach(x), x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 
 lend_p = _jax.passing("lend")
