@@ -590,14 +590,22 @@ def _axes_in_params(x: Any) -> Set:
 _named: weakref.WeakKeyDictionary[Any, Set] = weakref.WeakKeyDictionary()  # the axes in the params of each jaxpr asked about
 
 
-def lanes_meet(x: Any, name: Any) -> bool:
-    """Whether lanes exchange values over the axis `name` in an equation or jaxpr; asking for one's number is none."""
-    if not names_axis(x, name):
-        return False
+def lanes_meet(x: Any) -> bool:
+    """Whether lanes, of this map or of one around, or devices exchange values by name in an equation or jaxpr."""
+    return bool(_axes_met(x))
+
+
+def _axes_met(x: Any) -> Set:
+    """The axes over which values are exchanged: those named, but where lanes only ask for their number."""
+    named = axes_named(x)
+    if not named:
+        return frozenset()
     if not isinstance(x, JaxprEqn):
-        return any(lanes_meet(eqn, name) for eqn in open_jaxpr(x).eqns)
+        return frozenset().union(*map(_axes_met, open_jaxpr(x).eqns))
     inner = list(inner_jaxprs(x))
-    return any(lanes_meet(jaxpr, name) for jaxpr in inner) if inner else x.primitive.name != "axis_index"
+    if inner:
+        return named.intersection(frozenset().union(*map(_axes_met, inner)))
+    return named if x.primitive.name != "axis_index" else frozenset()
 
 
 def names_axes(jaxpr: Any) -> bool:

@@ -391,6 +391,24 @@ def test_each_device_partitions_its_own_lanes(where: str, divergence: str) -> No
 
 
 @pytest.mark.parametrize("divergence", ["auto", "partition"])
+def test_devices_meet_in_a_branch_that_some_of_them_take(divergence: Any) -> None:
+    """All run it, as they do in `jax.vmap`: whoever skips it would be waited for."""
+
+    def each(p: Any, x: Any) -> Any:
+        dear = lambda x: lax.fori_loop(0, 600, lambda _, x: jnp.sin(x @ x) + 0.1 * x, x)
+        return lax.cond(p > 0, lambda x: lax.psum(dear(x), "d"), lambda x: 2 * x, x)
+
+    def sharded(map: Callable) -> Callable:
+        mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+        return jax.jit(jax.shard_map(map(each), mesh=mesh, in_specs=P("d"), out_specs=P("d"), check_vma=False))
+
+    p, x = np.arange(512) < 70, np.random.default_rng(0).normal(size=(512, 8, 8)).astype("f")
+    found = sharded(lambda f: minibatch.vmap(f, divergence=divergence))
+    assert " cond[" not in str(jax.make_jaxpr(found)(p, x))
+    assert_close(found(p, x), sharded(jax.vmap)(p, x), 1e-4)
+
+
+@pytest.mark.parametrize("divergence", ["auto", "partition"])
 def test_gradient_of_a_branch_that_one_device_takes(divergence: Any) -> None:
     """The operand that lies alike on all devices has its cotangent summed outside of the branch: nobody waits in it."""
 

@@ -620,7 +620,7 @@ def product(x: Any, y: Any) -> Any:
     return jnp.tanh(x * y)
 
 
-product.defvjp(lambda x, y: (product(x, y), (x, y)), lambda kept, t: (t * jnp.sin(kept[1]), t * kept[0] + 1))
+product.defvjp(lambda x, y: (product(x, y), (x, y)), lambda kept, t: (t * jnp.sin(kept[1]), t * kept[0] * 2))
 
 
 @jax.custom_batching.custom_vmap
@@ -998,8 +998,32 @@ def by_jax(part: Any) -> Any:
         case Body(given, steps, outs):
             return Body(given, [by_jax(step) for step in steps], outs)
         case Step(name, operands, params):
-            return Step(f"jax.{name}" if f"jax.{name}" in OPS else name, operands, {k: by_jax(v) for k, v in params.items()})
+            other = f"jax.{name}" in OPS and (name not in ("cond", "switch") or meets(part))
+            return Step(f"jax.{name}" if other else name, operands, {k: by_jax(v) for k, v in params.items()})
     return part
+
+
+def meets(part: Any) -> bool:
+    """Whether lanes meet in this body or step."""
+    match part:
+        case Body(_, steps, _):
+            return any(map(meets, steps))
+        case Step(name, _, params):
+            return OPS[name].meet or any(map(meets, params.values()))
+    return False
+
+
+def all_branches(index: Any, x: Any, y: Any, *branches: Callable) -> list:
+    """Each run for all lanes, and one chosen: what lanes that meet in a branch do, and send to those that take it.
+
+    `jax.vmap` does the same, but leaves what they send out of the derivative.
+    """
+    return [lax.select_n(index, *cases) for cases in zip(*(branch(x, y) for branch in branches), strict=True)]
+
+
+# Drawn by nobody: they stand for those without `jax.` in its own programs.
+op("jax.cond", "", lambda i, x, y, one, other: all_branches(scalar(i) % 2 == 0, x, y, other, one))
+op("jax.switch", "", lambda i, x, y, one, two, three: all_branches(scalar(i) % 3, x, y, one, two, three))
 
 
 def refused(make: Callable) -> bool:

@@ -265,6 +265,25 @@ def test_lanes_meet_in_loops_and_in_branches_that_all_of_them_take() -> None:
     np.testing.assert_allclose(vmap(branch, (0, None), axis_name="i")(X, 1.0), [9.0] * 4)
 
 
+@pytest.mark.parametrize("inner, outer", [(vmap, vmap), (vmap, jax.vmap), (jax.vmap, vmap)])
+def test_lanes_of_a_map_around_meet_in_a_branch(inner: Callable, outer: Callable) -> None:
+    """A lane that does not take it gives its own values to those that do, not what it borrows for a loop that must end."""
+    doubled = lambda x: lax.while_loop(lambda c: c < 4, lambda c: 2 * c + 1, jnp.abs(x))
+    f = lambda p, x: lax.cond(p > 0, lambda x: lax.psum(doubled(x), "outer"), lambda x: x, x)
+    p, x = jnp.asarray([[0, 1, 0], [1, 1, 0], [0, 0, 1], [0, 1, 0]]), jnp.linspace(-1, 2, 12).reshape(4, 3)
+    np.testing.assert_allclose(
+        outer(inner(f), axis_name="outer")(p, x), jax.vmap(jax.vmap(f), axis_name="outer")(p, x), rtol=1e-6
+    )
+
+
+def test_derivative_of_what_is_sent_to_a_branch() -> None:
+    """By those who do not take it, too; `jax.vmap` leaves it out."""
+    f = lambda p, x: lax.cond(p > 0, lambda x: lax.psum(jnp.sin(x), "i"), lambda x: x, x)
+    p, x = jnp.asarray([0, 1, 1, 0]), X / 9
+    found = jax.jacfwd(lambda x: vmap(f, axis_name="i")(p, x))(x)
+    np.testing.assert_allclose(found, jnp.where(p[:, None] > 0, jnp.cos(x)[None], jnp.eye(4)), rtol=1e-6)
+
+
 def test_axis_index_makes_lanes_differ_where_all_operands_are_shared() -> None:
     f = lambda x, w: (
         lax.fori_loop(0, 3, lambda i, c: c + lax.axis_index("i"), w),

@@ -155,6 +155,16 @@ def test_lanes_that_meet_in_a_branch_are_not_parted() -> None:
     np.testing.assert_allclose(found, jax.vmap(f, axis_name="i")(p, x), rtol=1e-5)
 
 
+@pytest.mark.parametrize("through", [lambda f: f, jax.jit, lambda f: lambda x: lax.map(f, x[None])[0]])
+def test_lanes_keep_their_numbers(through: Callable) -> None:
+    """Where they are laid out by branch, those are not the numbers of the rows."""
+    p, x, _ = arguments(7)
+    numbered = through(lambda x: jnp.sin(x + lax.axis_index("lanes")))
+    f = lambda p, x: lax.cond(p > 0, numbered, lambda x: x * 2, x)
+    found = vmap(f, axis_name="lanes", divergence="partition")(p, x)
+    np.testing.assert_allclose(found, jax.vmap(f, axis_name="lanes")(p, x), rtol=1e-5)
+
+
 # --- derivatives ------------------------------------------------------------------------------------------------------
 
 

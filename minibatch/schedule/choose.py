@@ -229,7 +229,7 @@ def plan(axis: Axis, branches: Sequence[Any], index: Array, batched: Sequence[bo
     if all lanes take one branch.
     """
     asked, here = axis.divergence.branches, wide()
-    able = [k for k, branch in enumerate(branches) if _only_computes(axis, branch)]
+    able = [k for k, branch in enumerate(branches) if _only_computes(branch)]
     if asked == "select" or not able or not isinstance(axis.size, int) or axis.size < 2 or axis.mesh_name is not None:
         return None
     times = [lane_seconds(branch) for branch in branches]
@@ -301,10 +301,10 @@ def kept(jaxpr: Any) -> float:
     return _all(jaxpr, lambda eqn: 0 if runs(eqn) else sum(map(nbytes, eqn.outvars)))
 
 
-def _only_computes(axis: Axis, branch: Any) -> bool:
-    """Whether a branch computes something of each lane by itself, and does nothing else."""
+def _only_computes(branch: Any) -> bool:
+    """Whether a branch computes something of each lane by itself, whichever number it has, and does nothing else."""
     computes = _jax.open_jaxpr(branch).eqns and None in hands_through(branch)
-    return bool(computes) and not acts(branch) and not _jax.lanes_meet(branch, axis.name)
+    return bool(computes) and not acts(branch) and not _jax.names_axes(branch)
 
 
 def _moved(branch: Any, batched: Sequence[bool]) -> float:

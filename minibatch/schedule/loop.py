@@ -46,7 +46,7 @@ class Loop(NamedTuple):
         """c = where(live, f(c), c); live &= pred(c). A lane that has stopped is never changed."""
         _, of_body, carry = self._given(consts, state)
         given, telling = [*of_body, *carry], NOTHING
-        if not _jax.lanes_meet(self.body, axis.name):
+        if not _jax.lanes_meet(self.body):
             careful = may_not_end(self.body) or _jax.watches_nans()
             if live.ndim == 1:
                 telling = Telling(self._kept(), looked_up(self.body, given) if careful else (), careful)

@@ -33,7 +33,7 @@ def select(axis: Axis, eqn: Any, index: Array, operands: Sequence[Any]) -> list:
     own = parted.numbers if parted else ()
     made = [j for j in range(len(eqn.outvars)) if any(origins[k][j] is None for k in own)]  # by the branches of the plan
 
-    buffers = {j: i for j, i in _buffers(axis, branches).items() if j not in made}
+    buffers = {j: i for j, i in _buffers(branches).items() if j not in made}
     operands = [Batched(lanes(axis, x), 0) if i in buffers.values() else x for i, x in enumerate(operands)]
     current = list(operands)  # what buffers have become, branch by branch
 
@@ -65,9 +65,9 @@ def _picked(axis: Axis, index: Array, cases: Sequence[Any]) -> Any:
     return Batched(choose(look_up(table, index), *(lanes(axis, case) for case in distinct)), 0)
 
 
-def _buffers(axis: Axis, branches: Sequence[Any]) -> dict[int, int]:
+def _buffers(branches: Sequence[Any]) -> dict[int, int]:
     """Which outputs are one operand, but for a few elements that some branches change, and the number of that operand."""
-    if any(_jax.lanes_meet(branch, axis.name) for branch in branches):
+    if any(_jax.lanes_meet(branch) for branch in branches):
         return {}
     each = enumerate(zip(*map(updated, branches), strict=True))
     found = {j: origins[0] for j, origins in each if origins[0] is not None and len({*origins}) == 1}
@@ -81,7 +81,7 @@ def _branch(axis: Axis, eqn: Any, branch: Any, taking: Array, operands: Sequence
 
     Those are the outputs for which the branch updates an operand, and the number of that.
     """
-    meet, skipped = _jax.lanes_meet(branch, axis.name), guarded(axis, branch, [*map(is_batched, operands)])
+    meet, skipped = _jax.lanes_meet(branch), guarded(axis, branch, [*map(is_batched, operands)])
     count, telling = len(operands), NOTHING
     if not meet:  # where they do each has values of its own
         lent = must_borrow(branch, operands)
