@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from minibatch._batched import Axis, Batched, apart, is_batched, lanes, lifted, together
-from minibatch._jax import is_ref, rebind
+from minibatch._jax import is_ref, is_tracer, rebind
 from minibatch._registry import elementwise, leading, rule
 
 elementwise("""
@@ -39,7 +39,12 @@ def clamp(axis: Axis, eqn: Any, low: Any, x: Any, high: Any) -> list:
     """[] or [*s], [*s], [] or [*s] -> [*s]   lifts to   [] or [B, *s], [B, *s], [] or [B, *s] -> [B, *s]."""
     bdim = next((y.bdim for y in (x, low, high) if is_batched(y)), 0)
     x = lanes(axis, x, bdim)
-    return lifted(axis, eqn, bdim, spread(axis, low, x, bdim), x, spread(axis, high, x, bdim))
+
+    def limit(y: Any) -> Any:  # JAX has no derivative by a scalar limit of an array
+        alike = np.ndim(x) == 1 and is_tracer(y)
+        return lanes(axis, y, bdim) if alike else spread(axis, y, x, bdim)
+
+    return lifted(axis, eqn, bdim, limit(low), x, limit(high))
 
 
 def spread(axis: Axis, x: Any, like: Any, bdim: int) -> Any:
