@@ -164,7 +164,7 @@ CASES = [
     Case("clamp", lax.clamp, (f32(high=0.0), f32(2, 3), f32(low=0.0)), "clamp"),
     Case("clamp-arrays", lax.clamp, (f32(3, high=0.0), f32(3), f32(3, low=0.0)), "clamp", grad=True),
     Case("clamp-integers", lambda x: lax.clamp(np.int32(-1), x, np.int32(2)), (i32(3),), "clamp"),
-    Case("clamp-scalar", lambda x, high: lax.clamp(np.float32(-1), x, high), (f32(), f32(low=0.0)), "clamp", grad=True, jax=False),
+    Case("clamp-scalar", lambda x, y: lax.clamp(np.float32(-1), x, y), (f32(), f32(low=0.0)), "clamp", grad=True, jax=False),
     Case("clamp-scalars", lax.clamp, (f32(high=0.0), f32(), f32(low=0.0)), "clamp", grad=True, jax=False),
     Case("add_any", primitives.add_jaxvals_p.bind, (f32(2, 3), f32(2, 3)), "add_any", grad=True),
     Case("optimization_barrier", barrier, (f32(2), f32(2, 3)), "optimization_barrier"),
