@@ -524,7 +524,7 @@ def check(
       itself, and are told apart as `unchecked`.
 
     Raises:
-      ValueError: at the call, if the arguments do not fit `in_axes`, or are shapes without values.
+      ValueError: at the call, if the arguments do not fit `in_axes`, are shapes without values, or have no lanes.
 
     Examples:
       >>> import jax.numpy as jnp, minibatch

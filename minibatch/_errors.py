@@ -129,6 +129,11 @@ def no_values(what: str) -> Problem:
     )
 
 
+def no_lanes_to_check() -> Problem:
+    """`check(f)(jnp.ones((0, 3)))`."""
+    return Problem(ValueError, "check compares what equations do to many lanes and to one; the mapped axis has size 0.")
+
+
 # --- in_axes against the arguments ------------------------------------------------------------------------------------
 
 

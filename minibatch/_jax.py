@@ -101,6 +101,7 @@ __all__ = [
     "aval_of",
     "axis_env",
     "batched_aval",
+    "called",
     "checks_varying",
     "closed",
     "concerns_lanes",
@@ -760,6 +761,11 @@ def with_captured(jaxpr: Any, variables: Iterable[Any], place: int, unread: Sequ
 def inner_jaxprs(eqn: Any) -> Iterator[Any]:
     """The jaxprs among the params of `eqn`."""
     return _core.jaxprs_in_params(eqn.params)
+
+
+def called(eqn: Any) -> Any:
+    """The jaxpr that a call evaluates, with its consts if it has any."""
+    return next(eqn.params[name] for name in ("call_jaxpr", "jaxpr", "call") if name in eqn.params)
 
 
 def hoisted(jaxpr: Any) -> tuple[Sequence[Any], Any]:

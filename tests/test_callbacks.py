@@ -170,6 +170,21 @@ def test_callback_in_a_branch_is_one_equation_and_knows_its_lane(capfd: pytest.C
     assert capfd.readouterr().out == "lane 2: 2.0\nlane 3: 3.0\n"
 
 
+def test_call_over_a_captured_array_in_a_branch_that_acts() -> None:
+    heard: list = []
+    table = jnp.arange(4.0) * 2
+
+    @jax.jit
+    def looked_up(i: Any) -> Any:
+        jax.debug.callback(lambda i: heard.append(int(i)), i)
+        return table[i]
+
+    f = lambda i: lax.cond(i > 1, looked_up, lambda i: -1.0, i)
+    np.testing.assert_array_equal(minibatch.vmap(f)(jnp.arange(4)), [-1, -1, 4, 6])
+    jax.effects_barrier()
+    assert heard == [2, 3]
+
+
 def test_lanes_may_meet_in_a_branch_that_acts() -> None:
     heard: list = []
 

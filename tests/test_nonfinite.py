@@ -9,10 +9,9 @@ import pytest
 from golden.programs import PROGRAMS, f32
 from jax import lax
 
-import minibatch
 from minibatch import check, extend, find_nonfinite
 from minibatch._jax import rebind
-from minibatch._registry import RULES
+from minibatch._registry import RULES, register
 
 NAN = float("nan")
 
@@ -161,15 +160,15 @@ def test_shapes_without_values_are_refused(find):
 @pytest.fixture
 def wrong_rule():
     """A function that gives a primitive a rule until the test is over."""
-    before = dict(RULES)
+    before = {}
 
     def replace(name, rule):
+        before[name] = RULES[name]
         extend.rule(name, anywhere=True, replace=True)(rule)
 
     yield replace
-    RULES.clear()
-    RULES.update(before)
-    minibatch.clear_caches()
+    for name, rule in before.items():
+        register(name, rule, replace=True)
 
 
 def off_by_one(axis, eqn, x):
@@ -244,6 +243,11 @@ def test_equations_in_which_lanes_meet_are_told_apart():
 
 def test_batching_on_other_dims_than_the_first():
     assert check(lambda x, w: jnp.cumsum(x @ w, axis=1), in_axes=(2, None))(jnp.ones((3, 4, 2)), jnp.ones((4, 5)))
+
+
+def test_no_lanes_cannot_be_checked():
+    with pytest.raises(ValueError, match="the mapped axis has size 0"):
+        check(lambda x, w: x @ w, in_axes=(0, None))(jnp.ones((0, 3)), jnp.ones(3))
 
 
 def test_programs_with_references_are_refused():

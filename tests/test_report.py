@@ -190,6 +190,14 @@ def test_largest_batch_fits_and_a_larger_one_does_not():
     assert peak(fits) <= 10**6 < peak(fits + 2)
 
 
+def test_program_for_its_own_number_of_lanes_alone():
+    scattered = lambda x: lax.psum_scatter(x * 2, "lanes")
+    for memory, fits in (("1GB", 4), (8, 0)):
+        report = explain(scattered, axis_name="lanes", memory=memory)(f32(4, 4))
+        assert report.to_dict()["memory"]["largest_batch"] == fits
+    assert "f32[4,4]" in minibatch.vmap(scattered, axis_name="lanes").jaxpr(f32(4, 4), annotate=True)
+
+
 def test_memory_that_does_not_grow_with_the_lanes_has_no_largest_batch():
     report = explain(lambda x: x * 2, in_axes=None, axis_size=4, out_axes=None)(f32(3))
     assert report.to_dict()["memory"]["largest_batch"] is None
@@ -344,6 +352,15 @@ def test_annotated_jaxpr_marks_the_lanes_and_nothing_else():
     text = minibatch.vmap(f, in_axes=(1, None)).jaxpr(f32(4, 4, 4), f32(4, 4), annotate=True)
     assert "x:f32[4,B:4,4] w:f32[4,4]." in text
     assert re.search(r"\w+:f32\[B:4,4,4\] = (dot_general|transpose)", text)
+
+
+def test_annotated_jaxpr_of_params_that_cannot_be_compared():
+    @jax.custom_vjp
+    def f(x):
+        return x * 2
+
+    f.defvjp(lambda x: (f(x), None), lambda _, t: (t,))
+    assert "f32[B:2,3]" in minibatch.vmap(f).jaxpr(f32(2, 3), annotate=True)
 
 
 def test_annotated_jaxpr_marks_lanes_inside_loops():

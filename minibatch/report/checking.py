@@ -82,9 +82,12 @@ def check(call: Call, names: Sequence[str]) -> Checked:
     """Run each equation batched and lane by lane on the same values, and say which is the first to disagree.
 
     Raises:
+      Problem: there are no lanes.
       NotImplementedError: the program makes references.
     """
     facts = observe(call, names)
+    if facts.size == 0:
+        raise _errors.no_lanes_to_check()
     for e in facts.lane.all():
         if any(hasattr(v.aval, "inner_aval") for v in e.eqn.outvars):
             raise NotImplementedError(

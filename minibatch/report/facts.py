@@ -151,8 +151,12 @@ def observe(call: Call, names: Sequence[str]) -> Facts:
     avals = list(map(_jax.aval_of, arrays))
 
     def batch(size: int) -> Any:
-        """The batched program for another number of lanes."""
-        return _batch(_resized(call, traced, size), size)
+        """The batched program for another number of lanes, or None where the function works for its own alone."""
+        try:
+            resized = _resized(call, traced, size)
+        except Exception:  # the user's, who scatters a dim over the lanes for instance
+            return None
+        return _batch(*resized)
 
     with watched(recorder):
         batched = _trace_batched(program, avals)
@@ -181,7 +185,7 @@ def _trace_batched(program: Program, avals: Sequence[Any]) -> Any:
         return _jax.trace_jaxpr(lambda *xs: program.batched(xs[:count], xs[count:]), avals)
 
 
-def _resized(call: Call, traced: Any, size: int) -> Any:
+def _resized(call: Call, traced: Any, size: int) -> tuple[Call, Any]:
     """The same call with another number of lanes: what was traced serves unless it could tell how many there are."""
 
     def sized(x: Any, axis: int | None) -> Any:
@@ -196,9 +200,9 @@ def _resized(call: Call, traced: Any, size: int) -> Any:
     return (call, traced) if call.axis.name is None else trace(call)
 
 
-def _batch(call_and_traced: Any, size: int) -> Any:
-    program = Program(*call_and_traced)
-    return _trace_batched(program, [_jax.aval_of(x) for x in (*program.consts, *call_and_traced[0].arrays())])
+def _batch(call: Call, traced: Any) -> Any:
+    program = Program(call, traced)
+    return _trace_batched(program, [_jax.aval_of(x) for x in (*program.consts, *call.arrays())])
 
 
 # --- looking on -------------------------------------------------------------------------------------------------------

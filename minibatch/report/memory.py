@@ -78,11 +78,14 @@ def largest_batch(facts: Facts, memory: int) -> int | None:
     """How many lanes fit in so many bytes; None where memory does not grow with the lanes.
 
     What shared values take stays, what lanes take grows with them: two sizes tell the one from the other. Both are of many
-    lanes, as a schedule may be another for few.
+    lanes, as a schedule may be another for few. Where the function works for its own number of lanes alone, they fit or none.
     """
     many = MANY * max(facts.size, 1)
-    less = peak(facts.batch(many))
-    each = (peak(facts.batch(2 * many)) - less) / many
+    one, two = facts.batch(many), facts.batch(2 * many)
+    if one is None or two is None:
+        return facts.size if peak(facts.batched) <= memory else 0
+    less = peak(one)
+    each = (peak(two) - less) / many
     if each <= 0:
         return None
     return max(int((memory - less) / each) + many, 0)

@@ -262,7 +262,7 @@ def annotated(program: Any, other: Any, size: int, inputs: Sequence[str | None])
     """The batched `program`, each variable with its lane axis marked.
 
     `other` is the same program for another number of lanes: the dimensions in which the two differ are those that hold
-    lanes. Where the two are not built alike nothing is marked.
+    lanes. Where the two are not built alike, or there is no other, nothing is marked.
     """
     letters = Letters()
     for var, name in zip(_jax.open_jaxpr(program).invars, inputs, strict=True):
@@ -319,7 +319,8 @@ def _params(eqn: Any) -> str:
 
 def _said(value: Any) -> str:
     """A param in a few letters; nothing where it is the default of most, or needs more."""
-    if value is None or value is False or value in ((), "") or not isinstance(value, (int, float, str, tuple, np.dtype)):
+    empty = value is False or (isinstance(value, (str, tuple)) and not value)
+    if empty or not isinstance(value, (int, float, str, tuple, np.dtype)):
         return ""
     text = str(value).replace(" ", "")
     return text if len(text) <= 48 and "<" not in text and "let" not in text else ""

@@ -47,7 +47,7 @@ def _placed(axis: Axis, eqn: Any, bdims: Sequence[int | None], out_bdims: Sequen
 @rule("closed_call eval_jaxpr composite custom_partitioning", anywhere=True, inside=True)
 def inlined(axis: Axis, eqn: Any, *operands: Any) -> list:
     """f(x)   lifts to   the equations of the lifted f. What was said about f as a whole held for one lane of it."""
-    jaxpr = next(eqn.params[name] for name in ("call_jaxpr", "jaxpr", "call") if name in eqn.params)
+    jaxpr = _jax.called(eqn)
     return batch_jaxpr(axis, jaxpr, operands)
 
 

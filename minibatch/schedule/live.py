@@ -159,7 +159,7 @@ def rows(lane: Lane, eqn: Any, kept: Sequence[int], *values: Any) -> list:
 
 def called(lane: Lane, eqn: Any, kept: tuple[int, ...], *values: Any) -> list:
     """A call, whose equations are told where it stands."""
-    return act_if(lane, next(_jax.inner_jaxprs(eqn)), values, Telling(kept))
+    return act_if(lane, _jax.called(eqn), values, Telling(kept))
 
 
 TOLD: dict[str, Callable[..., list]] = {
