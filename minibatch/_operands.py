@@ -3,7 +3,8 @@
 A number cannot be traced in general, for Python may do anything with it. It can where all that a function does with it is to
 add, subtract, multiply or divide it with values of the trace. Three things together show that:
 
-- By its code, a variable of the mapped function itself is loaded only as an operand of such operations, outside any loop.
+- By its code, a variable of the mapped function is loaded only as an operand of such operations, outside any loop, or to be
+  handed on, once, to a function that is known by a name from outside, of whose parameter the same is true.
 - The function was called with something in its place that nobody can look into, and each of these operations was asked of it,
   from that very place in the code, with a value of the trace on the other side.
 - What was traced so is what was traced with the number, but for scalars that come from it.
@@ -20,14 +21,14 @@ import itertools
 import operator
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from minibatch import _jax
-from minibatch._captured import Captured, codes
+from minibatch._captured import Captured, codes, contents
 from minibatch._closure import NUMBERS, Closure, over_variables
 from minibatch._errors import name_of
 from minibatch._structure import is_number, literal_key, params_key
@@ -65,51 +66,109 @@ def parameters(fun: types.FunctionType) -> tuple[str, ...]:
 # --- by its code ------------------------------------------------------------------------------------------------------
 
 
-def operands(fun: Any) -> dict[str, frozenset[int]]:
-    """The variables of `fun` that are loaded as operands only, each with the places in its code of the operations."""
-    return _operands(fun.__code__) if type(fun) is types.FunctionType else {}
+Site = tuple[types.CodeType, int]  # an operation, by its place in a function's code
+
+
+class Uses(NamedTuple):
+    """What code does with a variable: where it is an operand, and as which argument of which functions it is handed on."""
+
+    operations: list[int]
+    arguments: list[tuple[str, int]]
+
+
+def operands(fun: Any, callers: tuple[types.CodeType, ...] = ()) -> dict[str, frozenset[Site]]:
+    """The variables of `fun` that are operands only, also where they are handed on; each with its operations."""
+    if type(fun) is not types.FunctionType or fun.__code__ in callers:
+        return {}
+    found = {name: _operations(fun, uses, (*callers, fun.__code__)) for name, uses in _uses(fun.__code__).items()}
+    return {name: sites for name, sites in found.items() if sites}
+
+
+def _operations(fun: types.FunctionType, uses: Uses, callers: tuple[types.CodeType, ...]) -> frozenset[Site]:
+    """Those on a variable of `fun`: none where there is no telling, or where the same would be done twice."""
+    sites = frozenset([(fun.__code__, place) for place in uses.operations])
+    for name, number in uses.arguments:
+        called = _variable(fun, name)
+        inside = operands(called, callers)
+        there = inside.get(next(iter(parameters(called)[number:]), ""), frozenset()) if inside else frozenset()
+        if not there or there & sites:
+            return frozenset()
+        sites |= there
+    return sites
+
+
+def _variable(fun: types.FunctionType, name: str) -> Any:
+    """What is in the cell or global that `fun` knows by this name."""
+    container, key = _place(fun, name)
+    return contents(container) if key is None else container.get(key)
+
+
+def _place(fun: types.FunctionType, name: str) -> tuple[Any, str | None]:
+    """Where `fun` has its variable `name` from outside: a cell, or its globals and the name."""
+    cells = dict(zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True))
+    return (cells[name], None) if name in cells else (fun.__globals__, name)
 
 
 @functools.lru_cache(maxsize=1024)
-def _operands(code: types.CodeType) -> dict[str, frozenset[int]]:
+def _uses(code: types.CodeType) -> dict[str, Uses]:
+    """The variables of `code` that are only ever loaded to be operands, or arguments of functions known by a name."""
     ops = [op for op in dis.get_instructions(code) if op.opname not in SILENT]
     inner = {name for inside in codes(code) if inside is not code for name in (*inside.co_freevars, *inside.co_names)}
     if code.co_flags & SUSPENDED or LOOKING & set(code.co_names) or any("BACKWARD" in op.opname for op in ops):
         return {}
+    taken = {op: _taken(ops[i:]) for i, op in enumerate(ops) if op.opname in LOADS}
+    changed = inner.union(code.co_cellvars, [op.argval for op in ops if op.opname.startswith(("STORE", "DELETE"))])
+    outside = {op.argval for op in taken if op.opname != "LOAD_FAST"} - changed
+    called = {by.place: op.argval for op, by in taken.items() if by and by.argument == CALLED and op.argval in outside}
     found = {}
-    loaded = {op.argval for op in ops if op.opname in LOADS}
-    for name in loaded - inner - set(code.co_cellvars) - {*code.co_varnames[code.co_argcount :]}:
-        uses = [i for i, op in enumerate(ops) if op.argval == name or (isinstance(op.argval, tuple) and name in op.argval)]
-        uses = [i for i in uses if ops[i].opname not in NAMING]
-        sites = [_consumer(ops[i:]) if ops[i].opname in LOADS else None for i in uses]
-        if sites and None not in sites:
-            found[name] = frozenset(sites)
+    for name in {op.argval for op in taken} - inner - set(code.co_cellvars) - {*code.co_varnames[code.co_argcount :]}:
+        named = [op for op in ops if op.argval == name or (isinstance(op.argval, tuple) and name in op.argval)]
+        uses = [taken.get(op) for op in named if op.opname not in NAMING]
+        operations = [by.place for by in uses if by and by.argument is None]
+        handed_on = [by for by in uses if by and by.place in called]
+        arguments = [(called[by.place], by.argument) for by in handed_on if by.argument is not None and by.argument != CALLED]
+        if len(operations) + len(arguments) == len(uses):
+            found[name] = Uses(operations, arguments)
     return found
 
 
 LOADS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL")
 NAMING = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_CONST")  # instructions that may speak of something else by the same name
-SILENT = ("CACHE", "NOP", "RESUME", "EXTENDED_ARG", "PRECALL", "KW_NAMES")
+SILENT = ("CACHE", "NOP", "RESUME", "EXTENDED_ARG", "PRECALL")
 SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 LOOKING = frozenset({"locals", "vars", "dir", "eval", "exec"})  # at variables, by other ways than loading them
 ARITHMETIC = frozenset(["+", "-", "*", "/", "+=", "-=", "*=", "/="])
 TAKES: dict[str, Callable[[int], int]] = {
     "LOAD_FAST": lambda n: 0, "LOAD_DEREF": lambda n: 0, "LOAD_GLOBAL": lambda n: 0, "LOAD_CONST": lambda n: 0,
-    "PUSH_NULL": lambda n: 0, "LOAD_ATTR": lambda n: 1, "LOAD_METHOD": lambda n: 1, "UNARY_NEGATIVE": lambda n: 1,
-    "BINARY_OP": lambda n: 2, "BINARY_SUBSCR": lambda n: 2, "CALL": lambda n: n + 2, "BUILD_TUPLE": lambda n: n,
+    "PUSH_NULL": lambda n: 0, "KW_NAMES": lambda n: 0, "LOAD_ATTR": lambda n: 1, "LOAD_METHOD": lambda n: 1,
+    "UNARY_NEGATIVE": lambda n: 1, "BINARY_OP": lambda n: 2, "BINARY_SUBSCR": lambda n: 2, "CALL": lambda n: n + 2,
+    "BUILD_TUPLE": lambda n: n,
 }  # fmt: skip
 """How many values instructions take from the stack."""
 
 
-def _consumer(ops: Sequence[dis.Instruction]) -> int | None:
-    """Where the arithmetic stands that takes what the first instruction loads; None if something else does, or may."""
+class Taker(NamedTuple):
+    """What takes a value, by its place: arithmetic, or a call with the value as an `argument` of this number, or CALLED."""
+
+    place: int
+    argument: int | None = None
+
+
+CALLED = -1
+
+
+def _taken(ops: Sequence[dis.Instruction]) -> Taker | None:
+    """What takes the value that the first instruction loads; None if something else than arithmetic or a call does, or may."""
     above = 0
-    for op in ops[1:]:
-        takes = TAKES[op.opname](op.arg or 0) if op.opname in TAKES else None
+    for before, op in itertools.pairwise(ops):
+        count = op.arg or 0
+        takes = TAKES[op.opname](count) if op.opname in TAKES else None
         if takes is None:
             return None
         if takes > above:
-            return op.offset if op.opname == "BINARY_OP" and op.argrepr in ARITHMETIC else None
+            if op.opname == "CALL" and before.opname != "KW_NAMES":
+                return Taker(op.offset, max(count - 1 - above, CALLED))
+            return Taker(op.offset) if op.opname == "BINARY_OP" and op.argrepr in ARITHMETIC else None
         above += dis.stack_effect(op.opcode, op.arg) if op.opname != "CALL" else 1 - takes
     return None
 
@@ -123,19 +182,20 @@ def _asks(operation: Callable, *, reflected: bool) -> Callable:
 
 
 class Handed:
-    """Stands for a number in the call of a function. Only arithmetic can be asked of it, and it notes from where."""
+    """Stands for a number in the call of a function. Each of these operations can be asked of it, once, and nothing else."""
 
     __array_ufunc__ = None  # NumPy leaves the operation to it
 
-    def __init__(self, tracer: Any, code: types.CodeType) -> None:
-        self._tracer, self._code = tracer, code
-        self.asked: set[int] = set()
+    def __init__(self, tracer: Any, operations: Collection[Site]) -> None:
+        self._tracer = tracer
+        self.unasked = set(operations)
 
     def _ask(self, operation: Callable, other: Any, *, reflected: bool) -> Any:
         frame = sys._getframe(2)
-        if not _jax.is_tracer(other) or frame.f_code is not self._code:
+        site = frame.f_code, frame.f_lasti
+        if not _jax.is_tracer(other) or site not in self.unasked:
             raise TypeError("minibatch: a number was used otherwise than its function's code says")
-        self.asked.add(frame.f_lasti)
+        self.unasked.remove(site)
         return operation(other, self._tracer) if reflected else operation(self._tracer, other)
 
     __add__, __radd__ = _asks(operator.add, reflected=False), _asks(operator.add, reflected=True)
@@ -154,8 +214,8 @@ class Handing:
 
     def __call__(self, tracers: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         """Call the function: the first tracers are for the numbers, the others for the arrays that it closes over."""
-        fun, count = self.closure.fun, len(self.numbers)
-        self.handed = [Handed(tracer, fun.__code__) for tracer in tracers[:count]]
+        fun, count, sites = self.closure.fun, len(self.numbers), operands(self.closure.fun)
+        self.handed = [Handed(tracer, sites[number.name]) for tracer, number in zip(tracers, self.numbers, strict=False)]
         given = list(zip(self.numbers, self.handed, strict=True))
         named = {number.name: handed for number, handed in given if number.leaf is not None}
         args = tuple([named.get(name, x) for name, x in zip_longest(parameters(fun)[: len(args)], args)])
@@ -164,8 +224,7 @@ class Handing:
 
     def asked_everywhere(self) -> bool:
         """Whether each operation that the code has was asked of what was handed."""
-        sites = operands(self.closure.fun)
-        return all(sites[number.name] == handed.asked for number, handed in zip(self.numbers, self.handed, strict=True))
+        return not any(handed.unasked for handed in self.handed)
 
 
 # --- by what was traced -----------------------------------------------------------------------------------------------
@@ -173,9 +232,7 @@ class Handing:
 
 def seen_elsewhere(fun: types.FunctionType, numbers: Sequence[Number], captured: Captured) -> bool:
     """Whether another function than `fun` may see one of its numbers, or there is no telling."""
-    cells = dict(zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True))
-    places = [(cells[x.name], None) if x.name in cells else (fun.__globals__, x.name) for x in numbers if x.leaf is None]
-    return not captured.is_whole() or not all(captured.met_once(*place) for place in places)
+    return not captured.is_whole() or not all(captured.met_once(*_place(fun, x.name)) for x in numbers if x.leaf is None)
 
 
 def places(call: Call, closure: Closure, numbers: Sequence[Number], traced: Traced) -> dict[int, int] | None:

@@ -73,6 +73,32 @@ def test_a_new_number_in_a_new_function_calls_it_no_more(make):
     assert calls_in(make, [1, 2, 3, 5, -8]) == 3
 
 
+def scaled(x, n):
+    """Two operations by a number."""
+    return sin(x) * n + n
+
+
+def layered(x, n):
+    """Hands its number on."""
+    return scaled(x, n) - n
+
+
+def test_a_number_that_is_handed_on_calls_nobody_more():
+    w = jnp.ones(4)
+
+    def inside(n, x):
+        return sin(x * w) * n
+
+    assert calls_in(lambda n: lambda x: scaled(x, n), NUMBERS) == 3
+    assert calls_in(lambda n: lambda x: layered(x, n) * n + inside(n, x), NUMBERS) == 6
+    global calls
+    calls = 0
+    f = vmap(lambda x, n, m: layered(x, n) + inside(m, x), (0, None, None))
+    for n in NUMBERS:
+        np.testing.assert_allclose(f(X, n, 2 * n), jnp.sin(X) * n + jnp.sin(X) * 2 * n, rtol=1e-5, atol=1e-6)
+    assert calls == 6
+
+
 def test_arrays_and_other_functions_beside_the_number():
     def make(n):
         w, other = jnp.full(4, n), {"shift": jnp.ones(4)}
@@ -192,9 +218,39 @@ def in_a_loop(n):
     return fun
 
 
+def looks(x, n):
+    """Looks at its number."""
+    return x * n if n > 1 else -x
+
+
+def times(x, n):
+    """Does not."""
+    return x * n
+
+
+def by_a_local_name(n):
+    def fun(x):
+        times = lambda x, n: globals()["times"](x, n) * (2 if type(n) is float and float.__gt__(n, 1.0) else 1)
+        return times(x, n)
+
+    return fun
+
+
+def names_from_outside(times, n):
+    return lambda x: times(x, n)
+
+
 @pytest.mark.parametrize(
     "make",
     [
+        lambda n: lambda x: looks(x, n),
+        lambda n: lambda x: times(x, n) + looks(x, n),
+        lambda n: lambda x: times(Scaled(x), n) + times(x, n),
+        lambda n: lambda x: times(x, n) + times(x, n=n),
+        lambda n: lambda x: times(*(x, n)),
+        lambda n: lambda x: times(times(x, n), n),
+        lambda n: names_from_outside(times if n > 1 else looks, n),
+        by_a_local_name,
         lambda n: lambda x: x * n if n > 1 else x,
         lambda n: lambda x: x**n,
         lambda n: lambda x: x * (n * 0.1),
