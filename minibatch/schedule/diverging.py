@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from minibatch import _jax
 from minibatch._batched import Array, Axis, Batched, apart, front, is_batched, lanes, together
+from minibatch._interpreter import batch_jaxpr
 from minibatch.schedule import choose
 from minibatch.schedule.borrow import hands_through
 from minibatch.schedule.lockstep import lockstep
@@ -23,12 +24,12 @@ from minibatch.schedule.stages import staged
 def diverging(axis: Axis, eqn: Any, cond_consts: Sequence[Any], body_consts: Sequence[Any], carry: Sequence[Any]) -> list:
     """while pred(c): c = f(c)   lifts to   the same over lanes of which each stops by itself."""
     cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+    live = lanes(axis, *batch_jaxpr(axis, cond, [*cond_consts, *carry]))  # before the carry is repeated: XLA may fold it
     changes = tuple(origin != len(body_consts) + i for i, origin in enumerate(hands_through(body)))
     kept = [x for x, change in zip(carry, changes, strict=True) if not change]
     state = [lanes(axis, x) for x, change in zip(carry, changes, strict=True) if change]
     consts, bdims = apart(map(_in_front, [*cond_consts, *body_consts, *kept]))
     loop = Loop(cond, body, (len(cond_consts), len(body_consts)), changes, tuple(bdims))
-    live = loop.live(axis, consts, state)
     state = [_jax.vary_like(x, live) for x in state]
     return loop.carry(kept, _on_each_device(axis, eqn, loop, consts, live, state))
 

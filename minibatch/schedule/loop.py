@@ -37,20 +37,19 @@ class Loop(NamedTuple):
         """What tells this loop from others of the same body."""
         return self._replace(body=None)
 
-    def live(self, axis: Axis, consts: Sequence[Any], state: Sequence[Any]) -> Array:
-        """[B, *p]: which lanes go on."""
-        of_cond, _, carry = self._given(consts, state)
-        return lanes(axis, *batch_jaxpr(axis, self.cond, [*of_cond, *carry]))
+    @property
+    def careful(self) -> bool:
+        """Whether a step must only see values that were meant for it, so that some lane must be live."""
+        return may_not_end(self.body) or _jax.watches_nans()
 
     def step(self, axis: Axis, consts: Sequence[Any], live: Array, state: Sequence[Any]) -> tuple[Array, list]:
         """c = where(live, f(c), c); live &= pred(c). A lane that has stopped is never changed."""
         _, of_body, carry = self._given(consts, state)
         given, telling = [*of_body, *carry], NOTHING
         if not _jax.lanes_meet(self.body):
-            careful = may_not_end(self.body) or _jax.watches_nans()
             if live.ndim == 1:
-                telling = Telling(self._kept(), looked_up(self.body, given) if careful else (), careful)
-            if careful:
+                telling = Telling(self._kept(), looked_up(self.body, given) if self.careful else (), self.careful)
+            if self.careful:
                 spared = {*telling.read, *(self.counts[1] + i for i in telling.kept)}
                 used = [use and i not in spared for i, use in enumerate(reads(self.body))]
                 given = borrow(axis, jnp.any(live, axis=range(1, live.ndim)), given, used)

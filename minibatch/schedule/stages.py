@@ -9,7 +9,7 @@ Each stage is one more copy of the body to compile. If there is but one, a windo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -66,7 +66,8 @@ def _program(axis: Axis, loop: Loop, stages: Sequence[Stage]) -> Any:
         left, windows = Waiting(live, _like(live, np.int32(0)), None), list(stages)
         if windows[0].width == axis.size:
             first = windows.pop(0)
-            rows = _steps(axis, loop, consts, Rows(count(live), live, state), first.leaves, first.patience)
+            rows = Rows(count(live) if loop.careful else _like(live, np.float32(axis.size)), live, state)
+            rows = _steps(axis, loop, consts, rows, lambda: first.leaves, first.patience)
             state, left = rows.state, _left(rows, None)
         for stage in windows:
             left, state = _windows(axis, loop, stage, consts, left, state)
@@ -81,12 +82,14 @@ def _left(rows: Rows, lane: Array | None) -> Waiting:
     return Waiting(rows.live, jnp.where(rows.alive > 0, np.int32(0), np.int32(rows.live.size)), lane)
 
 
-def _steps(axis: Axis, loop: Loop, consts: Sequence[Array], rows: Rows, leaves: int | Array, patience: float) -> Rows:
-    """Step all rows until at most `leaves` are live, and moving those pays."""
+def _steps(
+    axis: Axis, loop: Loop, consts: Sequence[Array], rows: Rows, leaves: Callable[[], Any], patience: float
+) -> Rows:
+    """Step all rows until at most as many are live as `leaves` says, and moving those pays."""
 
     def go(carry: tuple) -> Array:
         (alive, *_), idle = carry
-        return (alive > 0) & ((alive > leaves) | (idle < patience * axis.size))
+        return (alive > 0) & ((alive > leaves()) | (idle < patience * axis.size))
 
     def step(carry: tuple) -> tuple:
         (_, live, state), idle = carry
@@ -116,12 +119,15 @@ def _windows(
         return (asked < many) | (alive > stage.leaves)
 
     def round_(carry: tuple) -> tuple:
-        asked, _, place, live, state = carry
-        asked, place = _seated(queue._replace(asked=asked), place, live)
+        asked, alive, place, live, state = carry
+        asked, alive, place = _seated(queue._replace(asked=asked), alive, place, live)
         live, lane = place < many, lanes(place)
         mine = [x if d is None else _rows(x, lane) for x, d in zip(consts, loop.bdims, strict=True)]
-        rows = Rows(count(live), live, [_rows(x, lane) for x in state])
-        leaves = jnp.where(asked < many, np.float32(stage.width - 1), np.float32(stage.leaves))
+        rows = Rows(alive, live, [_rows(x, lane) for x in state])
+
+        def leaves() -> Array:
+            return jnp.where(asked < many, np.float32(stage.width - 1), np.float32(stage.leaves))
+
         alive, live, new = _steps(within, loop, mine, rows, leaves, stage.patience)
         return asked, alive, place, live, [_put(x, lane, y) for x, y in zip(state, new, strict=True)]
 
@@ -152,29 +158,28 @@ def _put(x: Array, lane: Array, rows: Array) -> Array:
 # cumulative sums.
 
 
-def _seated(queue: Waiting, place: Array, live: Array) -> tuple[Array, Array]:
-    """How many have been asked, and the place in the queue of whoever has each row [W], one too many if nobody.
+def _seated(queue: Waiting, alive: Array, place: Array, live: Array) -> tuple[Array, Array, Array]:
+    """How many have been asked, how many rows are taken, and the place in the queue of whoever has each row [W].
 
-    Rows that are not `live` go to the next who waits, in order.
+    Rows that are not `live`, as all but `alive` are, go to the next who waits, in order; that of nobody is one too many.
     """
     nobody = queue.waits.size
 
-    def one_by_one(waits: Array, asked: Array, place: Array, live: Array) -> tuple:
+    def one_by_one(waits: Array, asked: Array, alive: Array, place: Array, live: Array) -> tuple:
         def ask(carry: tuple) -> tuple:
-            row, asked, place = carry
+            row, asked, alive, place = carry
             asks = ~live[row] & (asked < nobody)
-            waits_ = _rows(waits, asked)
-            other = jnp.where(asks & waits_, asked, nobody)
-            place = _put(place, row, jnp.where(live[row], place[row], other))
-            return row + jnp.where(asks & ~waits_, 0, 1), asked + asks, place
+            comes = asks & _rows(waits, asked)
+            place = _put(place, row, jnp.where(live[row], place[row], jnp.where(comes, asked, nobody)))
+            return row + jnp.where(asks & ~comes, 0, 1), asked + asks, alive + comes, place
 
-        start = _like(live, np.int32(0)), asked, place
+        start = _like(live, np.int32(0)), asked, alive, place
         return lax.while_loop(lambda carry: carry[0] < live.size, ask, start)[1:]
 
-    return lax.platform_dependent(*queue[:2], place, live, cpu=one_by_one, default=at_once)
+    return lax.platform_dependent(*queue[:2], alive, place, live, cpu=one_by_one, default=at_once)
 
 
-def at_once(waits: Array, asked: Array, place: Array, live: Array) -> tuple[Array, Array]:
+def at_once(waits: Array, asked: Array, alive: Array, place: Array, live: Array) -> tuple[Array, Array, Array]:
     """`_seated`, by cumulative sums."""
     nobody, free = waits.size, ~live
     numbers = _like(waits, np.arange(nobody, dtype=np.int32))
@@ -182,4 +187,5 @@ def at_once(waits: Array, asked: Array, place: Array, live: Array) -> tuple[Arra
     turn, rows = jnp.cumsum(ahead, dtype=np.int32) - 1, jnp.cumsum(free, dtype=np.int32)
     next_ = _put(_like(waits, np.full(live.size, nobody, np.int32)), jnp.where(ahead, turn, live.size), numbers)
     last = jnp.where(rows[-1] > 0, jnp.minimum(_rows(next_, rows[-1] - 1) + 1, nobody), asked)
-    return last, jnp.where(live, place, _rows(next_, rows - 1))
+    place = jnp.where(live, place, _rows(next_, rows - 1))
+    return last, count(place < nobody), place
