@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from minibatch import if_batched, vmap
 from minibatch._batched import Axis
 from minibatch._divergence import Divergence
 from minibatch.schedule import choose
-from minibatch.schedule.partition import _chunks, _seated, at_once
+from minibatch.schedule.partition import _chunks, at_once, one_by_one
 
 
 def slow(x: Any, w: Any) -> Any:
@@ -285,34 +286,38 @@ def test_output_that_no_branch_makes_differ_stays_shared_in_a_partition() -> Non
     assert [y.shape for y in out] == [(9, 3), (9,), ()]
 
 
-def test_sorted_lanes_fill_chunks_of_one_branch_each() -> None:
+def test_lanes_fill_chunks_of_one_branch_each() -> None:
     turn = jnp.asarray([1, 0, 2, 1, 1, 0, 2, 1, 1])  # two branches; lanes 2 and 6 take none
-    turns, lane, own = (np.asarray(x) for x in _chunks(turn, 2, 2))
-    assert turns.tolist() == [0, 1, 1, 1, 2]
-    assert lane.reshape(5, 2).tolist()[:4] == [[1, 5], [0, 3], [4, 7], [8, 8]]
-    assert own.tolist() == [True, True, True, True, True, True, True, False, False, False]
+    turns, lane, home = (np.asarray(x) for x in _chunks(turn, 2, 2))
+    chunks = zip(turns.tolist(), lane.reshape(5, 2).tolist(), home.reshape(5, 2).tolist(), strict=True)
+    assert sorted(chunks) == [
+        (0, [1, 5], [1, 5]), (1, [0, 3], [0, 3]), (1, [4, 7], [4, 7]), (1, [8, 8], [8, -1]), (2, [0, 0], [-1, -1]),
+    ]  # fmt: skip
 
 
-def test_lanes_sit_down_in_order() -> None:
+@pytest.mark.parametrize("way", [one_by_one, at_once])
+@pytest.mark.parametrize(("size", "branches", "width"), [(50, 3, 8), (50, 1, 7), (9, 2, 1), (1, 1, 1), (40, 6, 32)])
+def test_lanes_sit_down_in_order(way: Callable, size: int, branches: int, width: int) -> None:
     """One by one, as on a CPU, and at once, as elsewhere."""
-    turn = jnp.asarray(np.random.default_rng(0).integers(0, 4, 50), jnp.int32)  # three branches, and none
-    first = jnp.asarray([0, 30, 60, 90], jnp.int32)
-    wanted = np.full(90, -1)
-    for k in range(3):
-        lanes = np.flatnonzero(turn == k)
-        wanted[30 * k : 30 * k + len(lanes)] = lanes
-    np.testing.assert_array_equal(jax.jit(_seated, static_argnums=2)(turn, first, 90), wanted)
-    np.testing.assert_array_equal(at_once(90, turn, first), wanted)
+    for seed in range(4):
+        turn = np.random.default_rng(seed).integers(0, branches + (seed % 2), size).astype(np.int32)
+        count = (size + branches * (width - 1)) // width
+        found = jax.jit(partial(way, branches, width, count))(turn)
+        chunks = [chunk[chunk >= 0].tolist() for chunk in np.asarray(found).reshape(count, width)]
+        for k in range(branches):
+            own = [chunk for chunk in chunks if chunk and turn[chunk[0]] == k]
+            assert [lane for chunk in own for lane in chunk] == np.flatnonzero(turn == k).tolist()
+            assert all(len(chunk) == width for chunk in own[:-1])
 
 
 # --- the choice -------------------------------------------------------------------------------------------------------
 
 
-def plan_for(size: Any, fun: Callable, *avals: Any, divergence: str = "auto") -> Any:
+def plan_for(size: Any, fun: Callable, *avals: Any, divergence: str = "auto", batched: tuple | None = None) -> Any:
     """What is chosen for a branch that does nothing, and `fun`."""
-    branches = [jax.make_jaxpr(f)(*avals) for f in (lambda x: x, fun)]
+    branches = [jax.make_jaxpr(f)(*avals) for f in (lambda x, *_: x, fun)]
     axis = Axis(size, divergence=Divergence(branches=divergence))
-    return choose.plan(axis, branches, jnp.zeros(axis.size, int), [True] * len(avals))
+    return choose.plan(axis, branches, jnp.zeros(axis.size, int), batched or [True] * len(avals))
 
 
 def test_what_costs_little_is_not_partitioned() -> None:
@@ -330,6 +335,15 @@ def test_what_costs_much_is_partitioned_where_there_are_lanes_enough() -> None:
     assert plan_for(16, heavy, x) is None
     assert plan_for(8192, heavy, x, divergence="select") is None
     assert plan_for(16, lambda x: x + 1, x, divergence="partition").numbers == (1,)
+
+
+def test_what_lanes_share_is_not_computed_in_each_chunk() -> None:
+    x, w = jnp.ones(()), jnp.ones((256, 256))
+    once = lambda x, w: (w @ w).sum() * x
+    assert plan_for(4096, once, x, w, batched=(True, False)) is None
+    assert plan_for(4096, once, x, w, batched=(True, True)).numbers == (1,)
+    both = lambda x, w: once(lax.fori_loop(0, 2000, lambda i, x: jnp.sin(x) * 1.01, x), w[:32, :32])
+    assert plan_for(1 << 16, both, x, w, batched=(True, False)).numbers == (1,)
 
 
 def test_reverse_pass_keeps_what_costs_much_to_compute_again() -> None:

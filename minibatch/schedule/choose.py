@@ -226,13 +226,14 @@ def plan(axis: Axis, branches: Sequence[Any], index: Array, batched: Sequence[bo
     """Which of the branches, whose number `index` [B] gives, should run for their own lanes alone, if any.
 
     Those that cost more than to move what they make, and read of operands that are `batched`; as long as nothing is lost
-    if all lanes take one branch.
+    if all lanes take one branch. What all lanes share is computed once in a branch that runs for all, but in each chunk anew.
     """
     asked, here = axis.divergence.branches, wide()
     able = [k for k, branch in enumerate(branches) if _only_computes(branch)]
     if asked == "select" or not able or not isinstance(axis.size, int) or axis.size < 2 or axis.mesh_name is not None:
         return None
-    times = [lane_seconds(branch) for branch in branches]
+    own = [differing(branch, batched) for branch in branches]
+    times = [*map(lane_seconds, own)]
     moves = [here.place + 2 * _moved(branch, batched) / here.move for branch in branches]
     numbers = [k for k in able if times[k] > moves[k]] if asked == "auto" else able
     most = max(numbers, default=None, key=times.__getitem__)
@@ -240,11 +241,12 @@ def plan(axis: Axis, branches: Sequence[Any], index: Array, batched: Sequence[bo
         return None
     width = max(here.fewest, -(-axis.size // here.chunks))
     if asked == "auto":
-        width = max(width, _power_of_two(max(1, launches(branches[most]) * here.launch / (LOSS * sum(times)))))
+        chunk = launches(own[most]) * here.launch + lane_seconds(branches[most]) - times[most]  # beside that of its lanes
+        width = max(width, _power_of_two(max(1, chunk / (LOSS * sum(times)))))
         if axis.size < 2 * width or sum(times) < GAIN * moves[most] or not on_one_device(axis, index):
             return None
-    again = tuple(lane_seconds(branches[k]) < kept(branches[k]) / here.move for k in numbers)
-    return Plan(tuple(numbers), min(width, -(-axis.size // 2)), again)
+    recompute = tuple(lane_seconds(branches[k]) < kept(branches[k]) / here.move for k in numbers)
+    return Plan(tuple(numbers), min(width, -(-axis.size // 2)), recompute)
 
 
 def guarded(axis: Axis, branch: Any, batched: Sequence[bool]) -> bool:
@@ -256,10 +258,26 @@ def guarded(axis: Axis, branch: Any, batched: Sequence[bool]) -> bool:
     """
     if careful(branch) or not isinstance(axis.size, int):
         return careful(branch)
-    saved, here = lane_seconds(branch), wide()
+    here, whole, own = wide(), lane_seconds(branch), lane_seconds(differing(branch, batched))
+    saved = own + (whole - own) / max(1, axis.size)
     within, without = _moved(branch, batched), _moved(branch, [False] * len(batched))
     enough = 2 * GAIN * here.ask * (1 if launches(branch) else 10)
     return axis.size * saved > enough and saved > HANDED * (without + (within - without) / 4) / here.move
+
+
+def differing(jaxpr: Any, batched: Sequence[bool]) -> Any:
+    """What of `jaxpr` is done for each lane: the equations that come of an input which is `batched`."""
+    bare = _jax.open_jaxpr(jaxpr)
+    differ = {v for v, b in zip(bare.invars, batched, strict=True) if b}
+    eqns = []
+    for eqn in bare.eqns:
+        if not differ.isdisjoint(_variables(eqn.invars)):
+            differ.update(eqn.outvars)
+            eqns.append(eqn)
+    if len(eqns) == len(bare.eqns):
+        return jaxpr
+    read = dict.fromkeys(v for atoms in (*(eqn.invars for eqn in eqns), bare.outvars) for v in _variables(atoms))
+    return _jax.with_leading_inputs(jaxpr, [v for v in read if v not in {*bare.invars, *differ}], eqns)
 
 
 def wide() -> Wide:
@@ -305,6 +323,10 @@ def _only_computes(branch: Any) -> bool:
     """Whether a branch computes something of each lane by itself, whichever number it has, and does nothing else."""
     computes = _jax.open_jaxpr(branch).eqns and None in hands_through(branch)
     return bool(computes) and not acts(branch) and not _jax.names_axes(branch)
+
+
+def _variables(atoms: Sequence[Any]) -> list:
+    return [v for v in atoms if not isinstance(v, _jax.Literal)]
 
 
 def _moved(branch: Any, batched: Sequence[bool]) -> float:

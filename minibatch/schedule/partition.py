@@ -88,56 +88,66 @@ def rows(x: Array, numbers: Array) -> Array:
 class Chunks(NamedTuple):
     """Where lanes go: N chunks of C places each.
 
-    `turn` [N] is the branch of each chunk (one too many where it has none), `lane` [N·C] who is in each place, `own`
-    [N·C] whether for itself: other places hold the first lane of the chunk, again.
+    `turn` [N] is the branch of each chunk (one too many where it has none), `lane` [N·C] who is in each place, and `home`
+    [N·C] the same of those there for themselves: other places hold the first lane of the chunk, again, and are nobody's, -1.
     """
 
     turn: Array
     lane: Array
-    own: Array
+    home: Array
 
 
 def _chunks(turn: Array, branches: int, width: int) -> Chunks:
     """[B] of branch numbers, one more than there are for lanes that take none -> the chunks."""
     (size,) = np.shape(turn)
     count = (size + branches * (width - 1)) // width  # as many as there are if each branch leaves its last chunk open
-    hot = lax.convert_element_type(turn == np.arange(branches, dtype=np.int32)[:, None], np.int32)
-    chunks = lax.div(lax.dot(hot, np.ones(size, np.int32)) + (width - 1), np.int32(width))
-    ends = jnp.sum(jnp.where(np.tri(branches, dtype=bool), chunks, 0), 1)
-    places = lax.pad(width * (ends - chunks), np.int32(count * width), [(0, 1, 0)])
-    lane = lax.reshape(_seated(turn, places, count * width), [count, width])
-    own = lane >= 0
-    lane = jnp.where(own, lane, jnp.maximum(lane[:, :1], 0))
-    turns = jnp.sum(np.arange(count, dtype=np.int32)[:, None] >= ends, 1, dtype=np.int32)
-    return Chunks(turns, lax.reshape(lane, [count * width]), lax.reshape(own, [count * width]))
+    home = _seated(branches, width, count, turn)
+    seats = lax.reshape(home, [count, width])
+    first = jnp.maximum(seats[:, :1], 0)
+    turns = jnp.where(seats[:, 0] >= 0, rows(turn, first[:, 0]), branches)
+    return Chunks(turns, lax.reshape(jnp.where(seats >= 0, seats, first), [count * width]), home)
 
 
-def _seated(turn: Array, first: Array, count: int) -> Array:
-    """[B] of branch numbers, and the first place of each branch -> the lane in each of `count` places, or -1.
+def _seated(branches: int, width: int, count: int, turn: Array) -> Array:
+    """[B] of branch numbers -> the lane in each place of `count` chunks, or -1.
 
-    Lanes of a branch are in order, place by place. A CPU puts them there one by one.
+    Lanes of a branch are in order, chunk by chunk.
     """
-
-    def one_by_one(turn: Array, first: Array) -> Array:
-        def sit_down(lane: Array, carry: tuple) -> tuple:
-            next_, seats = carry
-            number = lax.dynamic_slice(turn, [lane], [1])
-            place = rows(next_, number)
-            return put(next_, number, place + 1), put(seats, place, lane[None])
-
-        return lax.fori_loop(0, np.shape(turn)[0], sit_down, (first, _nobody(turn, count)))[1]
-
-    return lax.platform_dependent(turn, first, cpu=one_by_one, default=partial(at_once, count))
+    ways = [partial(way, branches, width, count) for way in (one_by_one, at_once)]
+    return lax.platform_dependent(turn, cpu=ways[0], default=ways[1])
 
 
-def at_once(count: int, turn: Array, first: Array) -> Array:
+def one_by_one(branches: int, width: int, count: int, turn: Array) -> Array:
+    """`_seated`, as a CPU does it: a lane whose branch has no place left opens the next chunk."""
+    opened, nowhere = branches + 1, count * width
+    book = np.zeros(branches + 2, np.int32)  # the next place of each branch, of those that take none, and the next chunk
+    book[branches] = nowhere
+
+    def sit_down(lane: Array, carry: tuple) -> tuple:
+        book, seats = carry
+        number = lax.dynamic_slice(turn, [lane], [1])
+        place = rows(book, number)
+        opens = (number < branches) & (lax.rem(place, np.int32(width)) == 0)
+        place = jnp.where(opens, book[opened] * width, place)
+        book = put(book, number, jnp.where(number < branches, place + 1, nowhere))
+        return book.at[opened].add(opens[0]), put(seats, place, lane[None])
+
+    return lax.fori_loop(0, np.shape(turn)[0], sit_down, (_jax.vary_like(book, turn), _nobody(turn, nowhere)))[1]
+
+
+def at_once(branches: int, width: int, count: int, turn: Array) -> Array:
     """`_seated`, by a sort."""
     (size,) = np.shape(turn)
+    hot = lax.convert_element_type(turn == np.arange(branches, dtype=np.int32)[:, None], np.int32)
+    lanes = lax.dot(hot, np.ones(size, np.int32))
+    places = width * lax.div(lanes + (width - 1), np.int32(width))
+    before = np.tri(branches + 1, branches, -1, dtype=bool)  # what branches come before each, and before none
+    first, begins = (jnp.sum(jnp.where(before, each, 0), 1, dtype=np.int32) for each in (places, lanes))
     numbers = _jax.vary_like(lax.iota(np.int32, size), turn)
     by_branch = lax.sort(turn * size + numbers)
     branch, lane = lax.div(by_branch, np.int32(size)), lax.rem(by_branch, np.int32(size))
-    begins = jnp.sum(turn < np.arange(first.size, dtype=np.int32)[:, None], 1, dtype=np.int32)
-    return put(_nobody(turn, count), rows(first - begins, branch) + numbers, lane)
+    place = jnp.where(branch < branches, rows(first - begins, branch) + numbers, count * width)
+    return put(_nobody(turn, count * width), place, lane)
 
 
 def _nobody(turn: Array, count: int) -> Array:
@@ -154,7 +164,7 @@ def _in_chunks(
     def moved(x: Array) -> Array:
         there = rows(x, chunks.lane)
         if jnp.issubdtype(there.dtype, jnp.inexact):
-            there = choose(chunks.own, _jax.detach(there), there)  # no derivative flows back to a lane by its copies
+            there = choose(chunks.home >= 0, _jax.detach(there), there)  # no derivative flows back to a lane by its copies
         return lax.reshape(there, [len(chunks.turn), width, *np.shape(x)[1:]])
 
     skip = _jax.trace_jaxpr(lambda *_: list(map(_jax.zeros, branches[0].out_avals)), branches[0].in_avals)
@@ -165,16 +175,15 @@ def _in_chunks(
         return None, rebind(eqn, turn, *given, branches=(*branches, skip))
 
     _, outs = lax.scan(chunk, None, (chunks.turn, [moved(x) for x, b in zip(arrays, batched, strict=True) if b]))
-    home = jnp.where(chunks.own, chunks.lane, size)
     zeros = (_jax.zeros(aval.update(shape=(size, *aval.shape[1:]))) for aval in branches[0].out_avals)
-    return [put(x, home, out) for x, out in zip(others or zeros, outs, strict=True)]
+    return [put(x, chunks.home, out) for x, out in zip(others or zeros, outs, strict=True)]
 
 
 def put(x: Array, numbers: Array, new: Array) -> Array:
     """[B, *s], [N], [N, *s] -> [B, *s]: `x`, the rows with these numbers anew; one that is there at most once, others not."""
     shape = np.shape(x)[1:]
-    dims = lax.ScatterDimensionNumbers(tuple(range(1, 1 + len(shape))), (0,), (0,))
-    new = lax.reshape(new, [np.shape(numbers)[0], *shape])
+    dims = lax.ScatterDimensionNumbers(tuple(range(1, 2 + len(shape))), (), (0,))
+    new = lax.reshape(new, [np.shape(numbers)[0], 1, *shape])
     return lax.scatter(x, lax.expand_dims(numbers, [1]), new, dims, unique_indices=True, mode="drop")
 
 
