@@ -780,7 +780,7 @@ def evaluate(jaxpr: Any, args: Sequence[Any]) -> list:
 
 
 def dtype_of(x: Any) -> Any:
-    """The dtype of `x` if it is an array of numbers, else None: of references, keys and tokens too."""
+    """The dtype of `x` if it is an array, of numbers or keys, else None: of references and tokens too."""
     aval = jax.typeof(x) if valid_jaxtype(x) else None
     return aval.dtype if isinstance(aval, _core.ShapedArray) and jnp.issubdtype(aval.dtype, np.generic) else None
 

@@ -7,6 +7,7 @@ A program is a list of steps. Each names an operation of the table, says by numb
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -1174,6 +1175,19 @@ def check_derivatives(program: Program) -> None:
     }[program.how]
     wanted = by_lanes(program, of_lane, place) if name is None else by_other_map(program, of)
     agree(program, scheduled(program, lambda: compiled(of(minibatch.vmap, program.fun))(*args)), wanted)
+
+
+def check_reports(program: Program) -> None:
+    """Reports can be made of the program, and find that each equation of it does what it does in its lanes."""
+    args, _ = arguments(program)
+    axes, name = tuple(x.axis for x in program.inputs), program.name
+    assert "lanes" in str(minibatch.explain(program.fun, axes, list(program.out_axes), name)(*args))
+    assert "lambda" in minibatch.vmap(program.fun, axes, list(program.out_axes), name).jaxpr(*args, annotate=True)
+    assert "lanes" in str(minibatch.find_nonfinite(program.fun, axes, axis_name=name)(*args))
+    if program.size:
+        with contextlib.suppress(NotImplementedError):  # it makes references, which cannot be checked so
+            found = minibatch.check(program.fun, axes, axis_name=name)(*args)
+            assert found, str(found)
 
 
 def scheduled(program: Program, call: Callable[[], Any]) -> Callable[[], Any]:

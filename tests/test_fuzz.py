@@ -67,5 +67,9 @@ def test_programs_agree(numbers: range) -> None:
     check_programs(fuzz.check, numbers, 40, grad=False)
 
 
+def test_reports_of_programs(numbers: range) -> None:
+    check_programs(fuzz.check_reports, numbers[:1], 25, grad=False)
+
+
 def test_derivatives_of_programs_agree(numbers: range) -> None:
     check_programs(fuzz.check_derivatives, numbers[: EACH // 2], 25, grad=True)

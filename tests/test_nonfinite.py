@@ -245,6 +245,16 @@ def test_batching_on_other_dims_than_the_first():
     assert check(lambda x, w: jnp.cumsum(x @ w, axis=1), in_axes=(2, None))(jnp.ones((3, 4, 2)), jnp.ones((4, 5)))
 
 
+def test_random_keys_are_checked_and_shown(wrong_rule):
+    keys = jax.random.split(jax.random.key(0), 3)
+    assert check(lambda key: jax.random.split(key))(keys)
+    found = find_nonfinite(lambda key, x: jax.random.split(key), in_axes=(0, 0))
+    assert not found(keys, jnp.ones(3))
+    wrong_rule("random_wrap", lambda axis, eqn, x: [extend.Batched(jax.random.wrap_key_data(x.value + 1), x.bdim)])
+    wrong = check(lambda x: jax.random.wrap_key_data(x))(jnp.zeros((2, 2), jnp.uint32))
+    assert not wrong and "[1,1]" in str(wrong)
+
+
 def test_no_lanes_cannot_be_checked():
     with pytest.raises(ValueError, match="the mapped axis has size 0"):
         check(lambda x, w: x @ w, in_axes=(0, None))(jnp.ones((0, 3)), jnp.ones(3))

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -19,7 +18,7 @@ from minibatch._jax import rebind
 from minibatch._trace import Call
 from minibatch.report.facts import Equation, Facts, Line, Scope, observe
 from minibatch.report.lines import short_names
-from minibatch.report.text import short
+from minibatch.report.text import numbers_of, short
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,10 +258,7 @@ def _same(batched: Any, alone: Any) -> bool:
     if jnp.shape(batched) != jnp.shape(alone) or jnp.result_type(batched) != jnp.result_type(alone):
         return False
     dtype = jnp.result_type(alone)
-    if not jnp.issubdtype(dtype, np.generic):  # typed keys
-        batched, alone = jax.random.key_data(batched), jax.random.key_data(alone)
-        dtype = alone.dtype
-    a, b = np.asarray(batched), np.asarray(alone)
+    a, b = np.asarray(numbers_of(batched)), np.asarray(numbers_of(alone))
     if not jnp.issubdtype(dtype, jnp.inexact):
         return bool((a == b).all())
     tolerance = float(jnp.finfo(dtype).eps) ** 0.5

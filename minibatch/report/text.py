@@ -10,6 +10,8 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from minibatch import _jax
@@ -66,10 +68,16 @@ def shape(aval: Any, bdim: int | None, size: Any) -> str:
     return f"{short.partition('[')[0]}[{','.join(dims)}]"
 
 
+def numbers_of(x: Any) -> Any:
+    """The array `x`, or if it is one of keys, the numbers that they are made of."""
+    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+
 def short(x: Any) -> str:
-    """An array's values, in a few letters."""
-    if not hasattr(x, "dtype") or not np.issubdtype(x.dtype, np.generic):
+    """An array's values, in a few letters; of keys, the numbers that they are made of."""
+    if not hasattr(x, "dtype"):
         return str(x)
+    x = numbers_of(x)
     return " ".join(np.array2string(np.asarray(x), precision=4, threshold=8, edgeitems=3, separator=",").split())
 
 
