@@ -7,7 +7,9 @@ Times are those of the CPU, or with `--wall` of the wall; the sides take turns.
 from __future__ import annotations
 
 import argparse
+import bisect
 import datetime
+import math
 import os
 import pathlib
 import platform
@@ -23,6 +25,8 @@ from jax import lax
 from workloads import Workload, normal
 
 import minibatch
+from minibatch.schedule.choose import Machine
+from minibatch.schedule.partition import _seated
 from minibatch.tour.programs import van_der_pol
 
 # --- trips that somebody drew -----------------------------------------------------------------------------------------
@@ -207,6 +211,8 @@ LOOPS = [
     Workload("uniform trips, 8x8 products", loops(products), (0, 0), lambda n: (jnp.full(n, 50), normal(0, n, 8, 8)), 8192),
     Workload("uniform trips, next to nothing", loops(counted), (0,), lambda n: (jnp.full(n, 200),), 65536),
     Workload("2 or 3 trips, next to nothing", loops(counted), (0,), lambda n: (2 + jnp.arange(n) % 2,), 65536),
+    Workload("uniform trips, edit distance", loops(edit_distance), (0, 0, 0), lambda n: (*words(n)[:2], jnp.full(n, 32)), 8192),
+    Workload("one trip, rejection sampling", loops(rejection), (0, 0), lambda n: (keys(n), jnp.full(n, -9.0)), 16384),
     Workload("Pareto trips, few lanes", loops(products), (0, 0), lambda n: (pareto(n, most=200), normal(0, n, 8, 8)), 16),
     Workload(
         "adaptive Runge-Kutta, mixed stiffness",
@@ -292,35 +298,92 @@ def per_step(body: Callable, x: Any, steps: int) -> float:
     return by_turns({"run": lambda: run(x)}, time.process_time, budget=1.0)["run"] / steps
 
 
+def product(x: Any) -> Any:
+    """A step that is not fused with others."""
+    return jnp.tanh(MATRIX @ x)
+
+
+def polynomial(x: Any) -> Any:
+    """32 operations."""
+    for _ in range(16):
+        x = x * 0.99 + 0.01
+    return x
+
+
 def calibrate() -> dict[str, float]:
-    """The constants of `Machine`, for this one."""
-    size = 4096
-    x = jnp.full(size, 0.5)
+    """The constants of `Machine` for this one, in its order, but for the last two."""
+    found = {**arithmetic(), **overheads(), **moves(), **kernels()}
+    return {name: found[name] for name in Machine._fields if name in found}
 
-    def polynomial(x: Any) -> Any:
-        for _ in range(16):
-            x = x * 0.99 + 0.01
-        return x
 
-    def functions(x: Any) -> Any:
-        return jnp.tanh(x) + jnp.exp(-x) + jnp.sin(x)
+def arithmetic(size: int = 4096) -> dict[str, float]:
+    """What is done in a second, in cache."""
 
-    many = jnp.arange(1 << 20, dtype=jnp.float32)
-    moved = jnp.asarray(np.random.default_rng(0).permutation(1 << 16)[:size], jnp.int32)
-    few = tuple(jnp.ones((16, 8, 8)) for _ in range(2))
-
-    def product(x: Any) -> Any:
-        return jnp.tanh(MATRIX @ x)
-
-    step, double = per_step(lambda c: (product(c[0]), c[1]), few, 2000), per_step(lambda c: tuple(map(product, c)), few, 2000)
-    rows = per_step(lambda x: x.at[moved].set(x[moved] + 1, unique_indices=True), many[: 1 << 16], 50)
+    x, many = jnp.full(size, 0.5), jnp.arange(1 << 20, dtype=jnp.float32)
     return {
         "flops": 32 * size / per_step(polynomial, x, 500),
-        "transcendentals": 3 * size / per_step(functions, x, 500),
+        "transcendentals": 3 * size / per_step(lambda x: jnp.tanh(x) + jnp.exp(-x) + jnp.sin(x), x, 500),
         "bytes": 8 * many.size / per_step(lambda x: x[::-1] * 1.0, many, 20),
+    }
+
+
+def overheads(size: int = 4096) -> dict[str, float]:
+    """What is paid beside: for a step, an equation that is not fused, one that is started in a branch, and a question."""
+    few, x = tuple(jnp.ones((16, 8, 8)) for _ in range(2)), jnp.full(size, 0.5)
+    step, both = per_step(lambda c: (product(c[0]), c[1]), few, 2000), per_step(lambda c: tuple(map(product, c)), few, 2000)
+
+    def sines(size: int) -> float:
+        return per_step(lambda x: jnp.sin(x) * 1.01, jnp.full(size, 0.5), 1000)
+
+    def asked(x: Any) -> Any:
+        return lax.cond((x > 2).any(), lambda x: x * 2, lambda x: x, x * 0.99)
+
+    return {
         "step": step,
-        "equation": max(0.0, double - step) / 3,
-        "row": rows / (2 * size),
+        "equation": max(0.0, both - step) / 3,
+        "launch": max(0.0, 2 * sines(size // 2) - sines(size)) / 2,  # for a loop two are counted: its condition, too
+        "ask": max(0.0, per_step(asked, x, 2000) - per_step(lambda x: x * 0.99, x, 2000)),
+    }
+
+
+def moves(size: int = 4096) -> dict[str, float]:
+    """What it takes to take rows and put them, by row and by byte, and to find lanes their places."""
+    numbers = jnp.asarray(np.random.default_rng(0).permutation(1 << 16)[:size], jnp.int32)
+    turn = jnp.asarray(np.random.default_rng(0).integers(0, 3, size), jnp.int32)
+
+    def moved(x: Any) -> Any:
+        return x.at[numbers].set(x[numbers] + 1, unique_indices=True)
+
+    def seated(turn: Any) -> Any:
+        return turn + jnp.minimum(_seated(2, 128, size // 128 + 2, turn)[0], 0)
+
+    def in_order(x: Any) -> Any:
+        return jnp.sort(x * 77.7 % 1, 1)
+
+    rows = per_step(moved, jnp.arange(1 << 16, dtype=jnp.float32), 50) / (2 * size)
+    far = jnp.ones((1 << 16, 1024))
+    x = jnp.asarray(np.random.default_rng(0).random((64, 1024)), jnp.float32)
+    return {
+        "row": rows,
+        "move": 2 * 2 * far[:size].nbytes / per_step(moved, far, 10),
+        "place": per_step(seated, turn, 20) / size,
+        "compare": per_step(in_order, x, 5) / (x.size * 10),
+    }
+
+
+def kernels() -> dict[str, float]:
+    """The work of a kernel up to which XLA leaves it to one thread, and what the library takes to factorize a small matrix."""
+    matrices = jnp.broadcast_to(jnp.eye(2) + 0.1, (4096, 2, 2))
+
+    def shared_out(size: int) -> bool:
+        program = jax.jit(polynomial).lower(jnp.ones(size)).compile()
+        return "outer_dimension_partitions" in program.as_text()
+
+    most = 1 << 16
+    alone = bisect.bisect_left(range(most), True, lo=64, key=shared_out)
+    return {
+        "alone": math.inf if alone == most else alone * (32 + 10 * 8),  # operations, and bytes in and out
+        "call": per_step(lambda x: lax.linalg.lu(x)[0], matrices, 20) / len(matrices),
     }
 
 

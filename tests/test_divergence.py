@@ -195,6 +195,17 @@ def test_seats_are_taken_in_order(asked: int) -> None:
             assert rest == coming[len(free) :]
 
 
+def test_who_is_live_at_first_is_asked_of_what_all_lanes_start_with() -> None:
+    """Repeated for each lane, it would be computed so many times, and be folded by XLA, which takes long."""
+
+    def f(n: Any) -> Any:
+        return jax.lax.while_loop(lambda c: c.min() < n, lambda c: c + 1, jnp.arange(5))
+
+    eqns = vmap(f, divergence="lockstep").jaxpr(jnp.arange(3)).eqns
+    assert [eqn.invars[0].aval.shape for eqn in eqns if eqn.primitive.name == "reduce_min"] == [(5,)]
+    agree(vmap(f)(jnp.arange(3)), of_lanes(f, (0,), jnp.arange(3)))
+
+
 @pytest.mark.parametrize("size", [1, 15, 100, 10_000, 70_001])
 def test_lanes_are_counted(size: int) -> None:
     live = np.random.default_rng(0).random(size) < 0.7

@@ -1,7 +1,8 @@
 """Which schedule should take least time: a model of the machine, in a few constants, and what follows from it.
 
-The constants are what `python bench/divergence.py --calibrate` measures. They need not be exact: schedules differ by
-factors, and each is entered such that a wrong guess costs little.
+The constants of a machine are in one table, and `python bench/divergence.py --calibrate` measures them but for the last two.
+They need not be exact: schedules differ by factors, and each is entered such that a wrong guess costs little. They are on the
+safe side: of a machine that others use too.
 """
 
 from __future__ import annotations
@@ -24,27 +25,39 @@ from minibatch.schedule.stages import Stage
 
 
 class Machine(NamedTuple):
-    """What a device does in a second, in cache; and in seconds what a step of a loop costs it beside the work.
+    """A device: what it does in a second, and in seconds what it takes beside that work."""
 
-    `step` is that of any step, `equation` that of each equation in it that is not fused with others. `row` is what it costs,
-    beside the bytes, to take a row from one array and put it into another. `alone` is the work of a kernel, as XLA counts it,
-    that is left to one thread; more is shared out, which costs more than it saves where it is little.
-    """
-
-    flops: float
+    flops: float  # in a second, in cache, as the next two
     transcendentals: float
     bytes: float
-    step: float
-    equation: float
-    row: float
-    alone: float
+    move: float  # bytes of lanes in a second, to and from memory
+    step: float  # of a loop, whatever is in it
+    equation: float  # in a step, small, and not fused with others
+    launch: float  # of an operation that does little
+    ask: float  # on the device, whether a branch is taken by anybody
+    row: float  # to take from one array, or to put into another, beside the bytes
+    place: float  # to find for a lane among those of its branch
+    compare: float  # in a sort
+    call: float  # of a library, for each matrix that is factorized
+    alone: float  # work of a kernel, as XLA counts it, that is left to one thread; to share little out costs more than it saves
+    fewest: int  # lanes that run as fast side by side as many
+    chunks: int  # at most so many for a branch: the last of them is not full
 
 
 MACHINES = {
-    "cpu": Machine(flops=3e10, transcendentals=1e9, bytes=3e10, step=3e-7, equation=2.5e-7, row=1e-9, alone=2e5),
-    "gpu": Machine(flops=1e13, transcendentals=1e12, bytes=1e12, step=2e-5, equation=1e-6, row=1e-11, alone=math.inf),
-    "tpu": Machine(flops=1e13, transcendentals=1e12, bytes=1e12, step=5e-6, equation=1e-6, row=1e-9, alone=math.inf),
-}
+    "cpu": Machine(
+        flops=3e10, transcendentals=1e9, bytes=3e10, move=1e10, step=3e-7, equation=2.5e-7, launch=7e-8, ask=2e-6,
+        row=1e-9, place=3e-8, compare=2e-8, call=3e-7, alone=2e5, fewest=32, chunks=64,
+    ),
+    "gpu": Machine(
+        flops=1e13, transcendentals=1e12, bytes=1e12, move=1e12, step=2e-5, equation=1e-6, launch=5e-6, ask=5e-5,
+        row=1e-11, place=1e-10, compare=1e-10, call=1e-6, alone=math.inf, fewest=4096, chunks=8,
+    ),
+    "tpu": Machine(
+        flops=1e13, transcendentals=1e12, bytes=1e12, move=1e12, step=5e-6, equation=1e-6, launch=5e-6, ask=5e-5,
+        row=1e-9, place=1e-10, compare=1e-10, call=1e-6, alone=math.inf, fewest=4096, chunks=8,
+    ),
+}  # fmt: skip
 
 
 def machine() -> Machine:
@@ -177,23 +190,6 @@ def _ladder(start: int, end: int) -> list[int]:
 # --- branches ---------------------------------------------------------------------------------------------------------
 
 
-class Wide(NamedTuple):
-    """What it takes a device to bring lanes together, and beside the work to run them."""
-
-    compare: float  # seconds for each comparison of a sort
-    call: float  # seconds for each matrix that is factorized, by a library
-    ask: float  # seconds to ask on the device whether a branch is taken by anybody
-    place: float  # seconds to find a lane its place
-    move: float  # bytes of lanes that are moved to and from their places
-    launch: float  # seconds to start an operation
-    chunks: int  # at most so many for a branch: the last of them is not full
-    fewest: int  # lanes that run as fast side by side as many
-
-
-WIDE = {
-    "cpu": Wide(compare=2e-8, call=3e-7, ask=2e-6, place=3e-8, move=1e10, launch=7e-8, chunks=64, fewest=32),
-    "gpu": Wide(compare=1e-10, call=1e-6, ask=5e-5, place=1e-10, move=1e12, launch=5e-6, chunks=8, fewest=4096),
-}
 ROUNDS = 50.0  # of a loop in a branch, if they are not known: to take too many costs little, too few may cost a lot
 GAIN = 15.0  # a partition must save so much more than it costs
 HANDED = 10.0  # a skipped branch must save so much more than it takes to move what it makes, and a quarter of what it reads
@@ -228,7 +224,7 @@ def plan(axis: Axis, branches: Sequence[Any], index: Array, batched: Sequence[bo
     Those that cost more than to move what they make, and read of operands that are `batched`; as long as nothing is lost
     if all lanes take one branch. What all lanes share is computed once in a branch that runs for all, but in each chunk anew.
     """
-    asked, here = axis.divergence.branches, wide()
+    asked, here = axis.divergence.branches, machine()
     able = [k for k, branch in enumerate(branches) if _only_computes(branch)]
     if asked == "select" or not able or not isinstance(axis.size, int) or axis.size < 2 or axis.mesh_name is not None:
         return None
@@ -258,7 +254,7 @@ def guarded(axis: Axis, branch: Any, batched: Sequence[bool]) -> bool:
     """
     if careful(branch) or not isinstance(axis.size, int):
         return careful(branch)
-    here, whole, own = wide(), lane_seconds(branch), lane_seconds(differing(branch, batched))
+    here, whole, own = machine(), lane_seconds(branch), lane_seconds(differing(branch, batched))
     saved = own + (whole - own) / max(1, axis.size)
     within, without = _moved(branch, batched), _moved(branch, [False] * len(batched))
     enough = 2 * GAIN * here.ask * (1 if launches(branch) else 10)
@@ -280,18 +276,13 @@ def differing(jaxpr: Any, batched: Sequence[bool]) -> Any:
     return _jax.with_leading_inputs(jaxpr, [v for v in read if v not in {*bare.invars, *differ}], eqns)
 
 
-def wide() -> Wide:
-    """The device that programs are made for just now."""
-    return WIDE.get(jax.default_backend(), WIDE["gpu"])
-
-
 def lane_seconds(jaxpr: Any) -> float:
     """How long one of many lanes of `jaxpr` should take."""
-    return seconds(jaxpr, ROUNDS) + _beside(jaxpr, wide())
+    return seconds(jaxpr, ROUNDS) + _beside(jaxpr, machine())
 
 
 @fact
-def _beside(jaxpr: Any, here: Wide) -> float:
+def _beside(jaxpr: Any, here: Machine) -> float:
     """How long it should take beside its work."""
 
     def beside(eqn: Any) -> float:
