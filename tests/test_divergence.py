@@ -187,7 +187,7 @@ def test_seats_are_taken_in_order(asked: int) -> None:
         free = np.flatnonzero(~live)
         wanted = place.copy()
         wanted[free] = (coming + [18] * 7)[: len(free)]
-        for seated in (lambda *args: stages._seated(stages.Waiting(*args[:2], None), *args[2:]), stages.at_once):
+        for seated in (stages._seated, stages.at_once):
             begun, alive, found = jax.jit(seated)(waits, jnp.int32(asked), jnp.float32(live.sum()), place, live)
             np.testing.assert_array_equal(found, wanted)
             assert alive == (wanted < 18).sum()

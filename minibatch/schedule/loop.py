@@ -79,9 +79,13 @@ class Loop(NamedTuple):
 
 
 def count(live: Array) -> Array:
-    """How many are. Added up as bytes, down columns, then as floats: few kernels to compile, and quick ones."""
-    columns = live.size < 1 << 13 or live.size >= 1 << 16  # between, XLA would start threads to add up bytes
-    rows = 16 if columns else 1
+    """How many are. Added up as bytes, down columns, then as floats: few kernels to compile, and quick ones.
+
+    Few columns are of two dimensions: a sum over more than 32 XLA would break up into several kernels.
+    """
+    few = live.size < 1 << 13
+    columns = few or live.size >= 1 << 16  # between, XLA would start threads to add up bytes
+    shape = (16 if columns else 1, -1, 32)[: 2 + few]
     live = live.reshape(-1)
-    live = jnp.pad(live, (0, -live.size % rows)).reshape(rows, -1)
+    live = jnp.pad(live, (0, -live.size % (shape[0] * 32))).reshape(shape)
     return jnp.sum(jnp.sum(live, 0, dtype=np.uint8), dtype=np.float32)

@@ -44,10 +44,10 @@ class Rows(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Who is to have a row: which of [Q] are to have one, how many have been asked, and what lane each is, or its number."""
+    """Who is to have a row: which of [Q] are to have one, none of them if `left` is 0, and what lane each is, or its number."""
 
     waits: Array
-    asked: Array
+    left: Array | int
     lane: Array | None
 
 
@@ -63,23 +63,18 @@ def _program(axis: Axis, loop: Loop, stages: Sequence[Stage]) -> Any:
     """All stages as one function, whose name says in a program what it is."""
 
     def while_in_stages(consts: list, live: Array, state: list) -> list:
-        left, windows = Waiting(live, _like(live, np.int32(0)), None), list(stages)
+        left, windows = Waiting(live, live.size, None), list(stages)
         if windows[0].width == axis.size:
             first = windows.pop(0)
             rows = Rows(count(live) if loop.careful else _like(live, np.float32(axis.size)), live, state)
             rows = _steps(axis, loop, consts, rows, lambda: first.leaves, first.patience)
-            state, left = rows.state, _left(rows, None)
+            state, left = rows.state, Waiting(rows.live, rows.alive, None)
         for stage in windows:
             left, state = _windows(axis, loop, stage, consts, left, state)
         return state
 
     while_in_stages.__name__ = STAGED
     return jax.jit(while_in_stages)
-
-
-def _left(rows: Rows, lane: Array | None) -> Waiting:
-    """Those that are live, who go on to the next stage; if there are none, nobody need be asked."""
-    return Waiting(rows.live, jnp.where(rows.alive > 0, np.int32(0), np.int32(rows.live.size)), lane)
 
 
 def _steps(
@@ -116,11 +111,11 @@ def _windows(
 
     def go(carry: tuple) -> Array:
         asked, alive, *_ = carry
-        return (asked < many) | (alive > stage.leaves)
+        return ((asked < many) | (alive > stage.leaves)) & (queue.left > 0)
 
     def round_(carry: tuple) -> tuple:
         asked, alive, place, live, state = carry
-        asked, alive, place = _seated(queue._replace(asked=asked), alive, place, live)
+        asked, alive, place = _seated(queue.waits, asked, alive, place, live)
         live, lane = place < many, lanes(place)
         mine = [x if d is None else _rows(x, lane) for x, d in zip(consts, loop.bdims, strict=True)]
         rows = Rows(alive, live, [_rows(x, lane) for x in state])
@@ -132,9 +127,9 @@ def _windows(
         return asked, alive, place, live, [_put(x, lane, y) for x, y in zip(state, new, strict=True)]
 
     empty = _like(queue.waits, np.full(stage.width, many, np.int32))
-    start = queue.asked, _like(queue.waits, np.float32(0)), empty, empty < 0, state
+    start = _like(queue.waits, np.int32(0)), _like(queue.waits, np.float32(0)), empty, empty < 0, state
     _, alive, place, live, state = lax.while_loop(go, round_, start)
-    return _left(Rows(alive, live, state), lanes(place)), state
+    return Waiting(live, alive, lanes(place)), state
 
 
 def _like(y: Array, x: Any) -> Array:
@@ -158,12 +153,12 @@ def _put(x: Array, lane: Array, rows: Array) -> Array:
 # cumulative sums.
 
 
-def _seated(queue: Waiting, alive: Array, place: Array, live: Array) -> tuple[Array, Array, Array]:
+def _seated(waits: Array, asked: Array, alive: Array, place: Array, live: Array) -> tuple[Array, Array, Array]:
     """How many have been asked, how many rows are taken, and the place in the queue of whoever has each row [W].
 
     Rows that are not `live`, as all but `alive` are, go to the next who waits, in order; that of nobody is one too many.
     """
-    nobody = queue.waits.size
+    nobody = waits.size
 
     def one_by_one(waits: Array, asked: Array, alive: Array, place: Array, live: Array) -> tuple:
         def ask(carry: tuple) -> tuple:
@@ -176,7 +171,7 @@ def _seated(queue: Waiting, alive: Array, place: Array, live: Array) -> tuple[Ar
         start = _like(live, np.int32(0)), asked, alive, place
         return lax.while_loop(lambda carry: carry[0] < live.size, ask, start)[1:]
 
-    return lax.platform_dependent(*queue[:2], alive, place, live, cpu=one_by_one, default=at_once)
+    return lax.platform_dependent(waits, asked, alive, place, live, cpu=one_by_one, default=at_once)
 
 
 def at_once(waits: Array, asked: Array, alive: Array, place: Array, live: Array) -> tuple[Array, Array, Array]:
