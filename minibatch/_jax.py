@@ -102,6 +102,7 @@ __all__ = [
     "axis_env",
     "batched_aval",
     "called",
+    "checkpoint_of",
     "checks_varying",
     "closed",
     "concerns_lanes",
@@ -384,6 +385,15 @@ def _rebind(eqn: Any, operands: Sequence[Any], changed: dict[str, Any], avals: S
         operands = _core.auto_insert_reshard(*operands)  # a shared operand may vary over fewer manual mesh axes
     out = primitive.bind(*operands, **primitive.get_bind_params(params))
     return list(out) if primitive.multiple_results else [out]
+
+
+def checkpoint_of(eqn: Any, jaxpr: Any, operands: Sequence[Any]) -> list:
+    """The same checkpoint of another closed jaxpr, whose operands may have others before those that `eqn` has."""
+    consts, jaxpr = hoisted(jaxpr)
+    operands, prevent_cse = [*consts, *operands], eqn.params["prevent_cse"]
+    if isinstance(prevent_cse, tuple):
+        prevent_cse = (False,) * (len(operands) - len(prevent_cse)) + prevent_cse
+    return rebind(eqn, *operands, jaxpr=open_jaxpr(jaxpr), prevent_cse=prevent_cse)
 
 
 def passing(name: str) -> Primitive:

@@ -185,6 +185,26 @@ def test_call_over_a_captured_array_in_a_branch_that_acts() -> None:
     assert heard == [2, 3]
 
 
+def test_callback_under_a_checkpoint_in_a_branch_or_loop_is_one_equation() -> None:
+    heard: list = []
+
+    @jax.checkpoint
+    def f(x: Any) -> Any:
+        jax.debug.callback(lambda x: heard.append(float(x)), x)
+        return jnp.sin(x) - lax.axis_index("i")
+
+    branch = lambda x: lax.cond(x > 1.5, f, lambda x: x, x)
+    loop = lambda x: lax.while_loop(lambda x: x > 1.5, f, x)
+    for fun in (branch, loop):
+        mapped = minibatch.vmap(fun, axis_name="i")
+        assert "remat2[" in str(mapped.jaxpr(X)) and "scan[" not in str(mapped.jaxpr(X))
+        np.testing.assert_allclose(mapped(X), jnp.where(X > 1.5, jnp.sin(X) - jnp.arange(4.0), X), rtol=1e-6)
+        jax.effects_barrier()
+    assert heard == [2, 3, 2, 3]
+    slope = jax.grad(lambda x: minibatch.vmap(branch, axis_name="i")(x).sum())(X)
+    np.testing.assert_allclose(slope, jnp.where(X > 1.5, jnp.cos(X), 1.0), rtol=1e-6)
+
+
 def test_lanes_may_meet_in_a_branch_that_acts() -> None:
     heard: list = []
 

@@ -64,12 +64,7 @@ def remat(axis: Axis, eqn: Any, *operands: Any) -> list:
     """checkpoint(f)(x)   lifts to   checkpoint(lifted f)(x), with the same policy."""
     arrays, bdims = apart(operands)
     jaxpr, out_bdims = batch_closed(axis, eqn.params["jaxpr"], bdims)
-    consts, jaxpr = _jax.hoisted(jaxpr)
-    prevent_cse = eqn.params["prevent_cse"]
-    if isinstance(prevent_cse, tuple):
-        prevent_cse = (False,) * len(consts) + prevent_cse
-    outs = rebind(eqn, *consts, *arrays, jaxpr=_jax.open_jaxpr(jaxpr), prevent_cse=prevent_cse)
-    return together(outs, out_bdims)
+    return together(_jax.checkpoint_of(eqn, jaxpr, arrays), out_bdims)
 
 
 # --- functions with derivative rules ----------------------------------------------------------------------------------

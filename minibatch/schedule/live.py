@@ -157,6 +157,12 @@ def rows(lane: Lane, eqn: Any, kept: Sequence[int], *values: Any) -> list:
     return [*carry, *ys]
 
 
+def recomputed(lane: Lane, eqn: Any, kept: tuple[int, ...], *values: Any) -> list:
+    """A checkpoint of what is told."""
+    jaxpr = told(eqn.params["jaxpr"], jax.typeof(lane.live), Telling(kept, lent=lane.lent))
+    return _jax.checkpoint_of(eqn, jaxpr, [lane.live, *values])
+
+
 def called(lane: Lane, eqn: Any, kept: tuple[int, ...], *values: Any) -> list:
     """A call, whose equations are told where it stands."""
     return act_if(lane, _jax.called(eqn), values, Telling(kept))
@@ -168,6 +174,7 @@ TOLD: dict[str, Callable[..., list]] = {
     "scan": rows,
     "check": check,
     "debug_print": printing,
+    "remat2": recomputed,
     **dict.fromkeys(("debug_callback", "io_callback", "pure_callback"), callback),
     **dict.fromkeys(("jit", "closed_call", "eval_jaxpr"), called),
     **UPDATES,
