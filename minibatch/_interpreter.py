@@ -55,7 +55,7 @@ def _batch_eqn(axis: Axis, eqn: Any, args: Sequence[Any]) -> list:
     found = _registry.find(eqn.primitive)
     asked = Batched in map(type, args) or found.always  # looking inside comes last: it is the one that costs
     if not asked and not (found.inside and _jax.concerns_lanes(eqn, axis.name)):
-        return _jax.rebind(eqn, *args)
+        return _jax.repeat(eqn, *args)
     if not found.anywhere:
         args = [Batched(front(x), 0) if is_batched(x) else x for x in args]
     try:

@@ -148,6 +148,7 @@ __all__ = [
     "random_states",
     "rebind",
     "rebind_as",
+    "repeat",
     "reshaped",
     "scan_counts",
     "side_effects",
@@ -373,6 +374,11 @@ def rebind(eqn: Any, /, *operands: Any, **changed: Any) -> list:
 def rebind_as(avals: Sequence[Any], eqn: Any, /, *operands: Any, **changed: Any) -> list:
     """As `rebind`, where the results are known to be of `avals`; None among them says that they are not known after all."""
     return _rebind(eqn, operands, changed, UNKNOWN if eqn.effects else avals)
+
+
+def repeat(eqn: Any, /, *operands: Any) -> list:
+    """The same equation on operands of the same avals, whose results are so too."""
+    return rebind_as([v.aval if _is_plain(v.aval) else None for v in eqn.outvars], eqn, *operands)
 
 
 def _rebind(eqn: Any, operands: Sequence[Any], changed: dict[str, Any], avals: Sequence[Any]) -> list:
