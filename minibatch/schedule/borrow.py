@@ -41,7 +41,9 @@ def borrow(axis: Axis, taking: Array, operands: Sequence[Any], used: Sequence[bo
 
     def lent(x: Batched) -> Batched:
         value = front(x)
-        row = lax.dynamic_index_in_dim(laid(axis, _jax.detach(value), None), first, 0, allow_negative_indices=False)
+        starts = first, *[np.int32(0)] * (value.ndim - 1)
+        one = (1, *value.shape[1:])
+        row = lax.dynamic_slice(laid(axis, _jax.detach(value), None), starts, one, allow_negative_indices=False)
         rows = lax.broadcast_in_dim(row, np.shape(value), range(value.ndim), out_sharding=jax.typeof(value).sharding)
         return Batched(choose(taking, rows, value), 0)
 

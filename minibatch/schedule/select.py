@@ -41,7 +41,7 @@ def select(axis: Axis, eqn: Any, index: Array, operands: Sequence[Any]) -> list:
         outs: Any = [None] * len(origins[k])
         if k not in own and (None in origins[k] or acts(branch)):
             changed = {j: i for j, i in buffers.items() if origins[k][j] is None}
-            outs = _branch(axis, eqn, branch, index == k, current, changed)
+            outs = _branch(axis, eqn, branch, lax.eq(index, np.int32(k)), current, changed)
             for j, i in changed.items():
                 current[i] = outs[j]
         handed = [operands[origin] if origin is not None else out for origin, out in zip(origins[k], outs, strict=True)]
