@@ -993,14 +993,18 @@ def decode_step(
     return step, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in outs]
 
 
-def by_jax(part: Any) -> Any:
-    """The same body or step, with what the table has for JAX: `jax.vmap` where it has `minibatch.vmap` inside."""
+def by_jax(part: Any, own: bool = False) -> Any:
+    """The same body or step, with what the table has for JAX: `jax.vmap` where it has `minibatch.vmap` inside.
+
+    `own`: a lane takes a derivative of this by itself, before lanes are mapped.
+    """
     match part:
         case Body(given, steps, outs):
-            return Body(given, [by_jax(step) for step in steps], outs)
+            return Body(given, [by_jax(step, own) for step in steps], outs)
         case Step(name, operands, params):
-            other = f"jax.{name}" in OPS and (name not in ("cond", "switch") or meets(part))
-            return Step(f"jax.{name}" if other else name, operands, {k: by_jax(v) for k, v in params.items()})
+            other = f"jax.{name}" in OPS and (name not in ("cond", "switch") or (meets(part) and not own))
+            own = own or name == "grad"
+            return Step(f"jax.{name}" if other else name, operands, {k: by_jax(v, own) for k, v in params.items()})
     return part
 
 
@@ -1126,10 +1130,10 @@ def by_lanes(program: Program, of: Callable, place: Callable) -> Callable[..., l
     return wanted
 
 
-def by_other_map(program: Program, of: Callable) -> Callable[..., list]:
-    """What `of(jax.vmap, program)` gives."""
+def by_other_map(program: Program, of: Callable, own: bool = False) -> Callable[..., list]:
+    """What `of(jax.vmap, program)` gives. `own`: it takes derivatives inside the map."""
     args, _ = arguments(program)
-    body = by_jax(program.body)
+    body = by_jax(program.body, own)
     once = jax.jit(lambda args, jitter: of(jax.vmap, lambda *args: run(body, args, jitter))(*args))
     return lambda jitter=None: [plain(x) for x in jax.tree.leaves(once(args, jitter))]
 
@@ -1173,7 +1177,7 @@ def check_derivatives(program: Program) -> None:
         "jitted": (lambda vmap, fun: slopes(vmap(fun, axes, outs, name)), slopes, of_argument),
         "traced afresh": (lambda vmap, fun: along(vmap(fun, axes, axis_name=name)), along, in_front),
     }[program.how]
-    wanted = by_lanes(program, of_lane, place) if name is None else by_other_map(program, of)
+    wanted = by_lanes(program, of_lane, place) if name is None else by_other_map(program, of, program.how == "called")
     agree(program, scheduled(program, lambda: compiled(of(minibatch.vmap, program.fun))(*args)), wanted)
 
 
