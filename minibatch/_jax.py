@@ -99,6 +99,7 @@ __all__ = [
     "as_argument",
     "aval_key",
     "aval_of",
+    "aval_of_shape",
     "axis_env",
     "batched_aval",
     "called",
@@ -428,12 +429,12 @@ def detach(x: Any) -> Any:
 def reshaped(primitive: Primitive, x: Any, shape: tuple, /, **params: Any) -> Any:
     """`primitive.bind(x, **params)`, whose result is as `x` but of this shape; by the short way where there is one."""
     if is_staging() and _stages(primitive, params, UNKNOWN):
-        return _stage(primitive, [x], params, [_aval_of_shape(jax.typeof(x), shape)])[0]
+        return _stage(primitive, [x], params, [aval_of_shape(jax.typeof(x), shape)])[0]
     return primitive.bind(x, **params)
 
 
 @functools.lru_cache(maxsize=4096)
-def _aval_of_shape(aval: Any, shape: tuple) -> Any:
+def aval_of_shape(aval: Any, shape: tuple) -> Any:
     """`aval` with this shape, away from meshes; None otherwise."""
     return aval.update(shape=shape, sharding=None) if _is_plain(aval) else None
 

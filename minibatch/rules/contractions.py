@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jax import lax
 
+from minibatch import _jax
 from minibatch._batched import Array, Axis, Batched, front, is_batched, lanes, lifted, move, shardings, shift
-from minibatch._jax import rebind
+from minibatch._jax import rebind, rebind_as
 from minibatch._registry import rule
 
 # --- dot --------------------------------------------------------------------------------------------------------------
@@ -104,8 +106,7 @@ def ragged_dot_general(axis: Axis, eqn: Any, x: Any, y: Any, sizes: Any) -> list
     if dx is not None and dy is not None and kind is x_contract and x_batch:
         # XLA on CPU cannot contract raggedly with several batch dimensions: they share the first one.
         sizes = fold(Batched(sizes, 0), 0) if np.ndim(sizes) > 1 else sizes
-        [out] = rebind(eqn, fold(x, x_batch[0]), fold(y, y_batch[0]), sizes)
-        return unfold(axis, eqn, out, 1)
+        return folded(axis, eqn, 1, fold(x, x_batch[0]), fold(y, y_batch[0]), sizes)
 
     bdim = result_bdim(dot, len(shape), dx, dy) + (kind is x_contract)  # then the groups come first
     numbers = lax.RaggedDotDimensionNumbers(
@@ -155,23 +156,30 @@ def fold(x: Batched, dim: int, groups: int = 1) -> Array:
     if groups > 1:
         value, bdim = move(value, bdim, dim), dim + 1
         before, (size, n), after = value.shape[:dim], value.shape[dim : dim + 2], value.shape[dim + 2 :]
-        value = move(lax.reshape(value, (*before, size, groups, n // groups, *after)), dim, dim + 1)
-        return lax.reshape(value, (*before, size * n, *after))
+        value = move(reshaped(value, (*before, size, groups, n // groups, *after)), dim, dim + 1)
+        return reshaped(value, (*before, size * n, *after))
     order = [d for d in range(value.ndim) if d != bdim]
     order.insert(dim, bdim)
     shape = [value.shape[d] for d in order]
     shape[dim : dim + 2] = [shape[dim] * shape[dim + 1]]
-    return lax.reshape(value, shape, order)
+    return reshaped(value, shape, None if bdim == dim else order)
 
 
-def unfold(axis: Axis, eqn: Any, out: Array, dim: int, groups: int = 1) -> list:
-    """The result of `eqn` whose lanes were folded into dimension `dim`, with a dimension for them there."""
-    shape = eqn.outvars[0].aval.shape
-    before, n, after = shape[:dim], shape[dim], shape[dim + 1 :]
+def folded(axis: Axis, eqn: Any, dim: int, /, *values: Array, groups: int = 1, **changed: Any) -> list:
+    """`eqn` on values with their lanes folded into a dimension; those of the result come in `dim`, and are unfolded there."""
+    aval = eqn.outvars[0].aval
+    before, n, after = aval.shape[:dim], aval.shape[dim], aval.shape[dim + 1 :]
+    [out] = rebind_as([_jax.aval_of_shape(aval, (*before, axis.size * n, *after))], eqn, *values, **changed)
     if groups > 1:
-        out = move(lax.reshape(out, (*before, groups, axis.size, n // groups, *after)), dim + 1, dim)
-    out_sharding = shardings(axis, eqn, dim).get("out_sharding")
-    return [Batched(lax.reshape(out, (*before, axis.size, n, *after), out_sharding=out_sharding), dim)]
+        out = move(reshaped(out, (*before, groups, axis.size, n // groups, *after)), dim + 1, dim)
+    sharding = shardings(axis, eqn, dim).get("out_sharding")
+    return [Batched(reshaped(out, (*before, axis.size, n, *after), sharding=sharding), dim)]
+
+
+def reshaped(x: Array, shape: Sequence[int], order: Sequence[int] | None = None, sharding: Any = None) -> Array:
+    """`x`, its dimensions taken in this order, in another shape."""
+    dims = None if order is None else tuple(order)
+    return _jax.reshaped(lax.reshape_p, x, tuple(shape), new_sizes=tuple(shape), dimensions=dims, sharding=sharding)
 
 
 @rule("conv_general_dilated", anywhere=True)
@@ -185,23 +193,20 @@ def conv_general_dilated(axis: Axis, eqn: Any, x: Any, kernel: Any) -> list:
     result_batch, result_feature = map(int, result[:2])
     batch_groups, feature_groups = eqn.params["batch_group_count"], eqn.params["feature_group_count"]
     if not is_batched(kernel):
-        [out] = rebind(eqn, fold(x, batch, batch_groups), kernel)
-        return unfold(axis, eqn, out, result_batch)
+        return folded(axis, eqn, result_batch, fold(x, batch, batch_groups), kernel)
     if not is_batched(x):
         groups = batch_groups * feature_groups
-        [out] = rebind(eqn, x, fold(kernel, out_feature, groups))
-        return unfold(axis, eqn, out, result_feature, groups)
+        return folded(axis, eqn, result_feature, x, fold(kernel, out_feature, groups), groups=groups)
     if axis.size == 0:  # groups of none are not allowed
         aval = eqn.outvars[0].aval
         return [Batched(lax.full((0, *aval.shape), 0, aval.dtype), 0)]
 
     def in_groups(x: Array, kernel: Array) -> list:
         x, kernel = Batched(x, dx), Batched(kernel, dk)
+        kernel = fold(kernel, out_feature)
         if batch_groups > 1:
-            [out] = rebind(eqn, fold(x, batch), fold(kernel, out_feature), batch_group_count=axis.size * batch_groups)
-        else:
-            [out] = rebind(eqn, fold(x, feature), fold(kernel, out_feature), feature_group_count=axis.size * feature_groups)
-        return unfold(axis, eqn, out, result_feature)
+            return folded(axis, eqn, result_feature, fold(x, batch), kernel, batch_group_count=axis.size * batch_groups)
+        return folded(axis, eqn, result_feature, fold(x, feature), kernel, feature_group_count=axis.size * feature_groups)
 
     (x, dx), (kernel, dk) = x, kernel
     if not takes_turns(axis, eqn, eqn.invars[0].aval.shape[feature]):
@@ -245,5 +250,4 @@ def scaled_matmul(axis: Axis, eqn: Any, x: Any, y: Any, x_scale: Any, y_scale: A
         fold(Batched(lanes(axis, operand), 0), dim) if mapped else operand
         for operand, mapped in ((x, of_x), (y, of_y), (x_scale, of_x), (y_scale, of_y))
     )
-    [out] = rebind(eqn, x, y, x_scale, y_scale)
-    return unfold(axis, eqn, out, dim if of_x else 2)
+    return folded(axis, eqn, dim if of_x else 2, x, y, x_scale, y_scale)

@@ -9,7 +9,6 @@ import numpy as np
 from jax import lax
 
 from minibatch._batched import Array, Axis, Batched, front, is_batched, lanes, lifted, shift
-from minibatch._jax import rebind
 from minibatch._registry import rule
 
 
@@ -67,8 +66,10 @@ def gather(axis: Axis, eqn: Any, operand: Any, indices: Any) -> list:
     """
     x, i = is_batched(operand), is_batched(indices)
     sizes = eqn.params["slice_sizes"]
-    outs = rebind(
+    return lifted(
+        axis,
         eqn,
+        0,
         operand.value if x else operand,
         widened(indices.value) if i else indices,
         dimension_numbers=lift(eqn.params["dimension_numbers"], x, i),
@@ -76,22 +77,22 @@ def gather(axis: Axis, eqn: Any, operand: Any, indices: Any) -> list:
         indices_are_sorted=eqn.params["indices_are_sorted"] and not i,
         unique_indices=eqn.params["unique_indices"] and (x or not i),
     )
-    return [Batched(out, 0) for out in outs]
 
 
 @rule("scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max")
 def scatter(axis: Axis, eqn: Any, operand: Any, indices: Any, updates: Any) -> list:
     """[*s], [*i, k], [*u] -> [*s]   lifts to   [B, *s], [B, *i, k], [B, *u] -> [B, *s]; shared indices stay so."""
     i = is_batched(indices)
-    outs = rebind(
+    return lifted(
+        axis,
         eqn,
+        0,
         lanes(axis, operand),
         widened(indices.value) if i else indices,
         lanes(axis, updates),
         dimension_numbers=lift(eqn.params["dimension_numbers"], True, i),
         indices_are_sorted=eqn.params["indices_are_sorted"] and not i,
     )
-    return [Batched(out, 0) for out in outs]
 
 
 # --- slices at indices known at run time ------------------------------------------------------------------------------

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minibatch._batched import Axis, Batched, is_batched, lanes
-from minibatch._jax import rebind
+from minibatch._batched import Axis, is_batched, lanes, lifted
 from minibatch._registry import rule
 from minibatch.rules.fallback import one_by_one
 
@@ -28,8 +27,7 @@ def lift(params: dict, bdim: int) -> dict:
 def windowed(axis: Axis, eqn: Any, *arrays: Any, inits: tuple = ()) -> list:
     """[*s] -> [*t]   lifts to   [B, *s] -> [B, *t]: a window of one along the lanes."""
     bdim = next(x.bdim for x in arrays if is_batched(x))
-    outs = rebind(eqn, *(lanes(axis, x, bdim) for x in arrays), *inits, **lift(eqn.params, bdim))
-    return [Batched(out, bdim) for out in outs]
+    return lifted(axis, eqn, bdim, *(lanes(axis, x, bdim) for x in arrays), *inits, **lift(eqn.params, bdim))
 
 
 @rule("reduce_window select_and_scatter", anywhere=True)
