@@ -30,17 +30,24 @@ def workload(request: pytest.FixtureRequest) -> Workload:
 def beside(benchmark: Any, request: pytest.FixtureRequest) -> Callable:
     """Measure one callable beside others, by turns, so that the machine's noise meets all of them alike."""
 
-    def measure(quantity: str, name: str, sides: dict[str, Callable], budget: float = 2.0, repeat: int = 1) -> None:
-        """`repeat`: how often each is called in a turn; what is reported is one call."""
+    def measure(
+        quantity: str,
+        name: str,
+        sides: dict[str, Callable],
+        budget: float = 2.0,
+        repeat: int = 1,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`repeat`: how often each is called in a turn; what is reported is one call, by this `clock`."""
         times: dict[str, list[float]] = {name: [] for name in sides}
         orders = itertools.cycle(itertools.permutations(sides.items()))  # nobody always comes after the slow one
 
         def turns() -> None:
             for side, call in next(orders):
-                start = time.perf_counter()
+                start = clock()
                 for _ in range(repeat):
                     call()
-                times[side].append((time.perf_counter() - start) / repeat)
+                times[side].append((clock() - start) / repeat)
 
         benchmark.group = quantity
         if benchmark.disabled:

@@ -48,7 +48,7 @@ def page(results: dict) -> str:
             "- *start*: CPU time in a process of its own; the import beside that of `jax`.",
             "- *run*: a call on many lanes, compiled before. *dispatch*: the same on one lane, by turns with the others.",
             "- *tracing*: from a function never seen to the batched jaxpr. *retracing*: of the same function on another",
-            "  number of lanes each time. *compile*: from a function never seen to compiled code.",
+            "  number of lanes each time. Both in CPU time. *compile*: from a function never seen to compiled code.",
             "- *diverging*: a call whose lanes take different branches or numbers of steps; *grad(vmap)*, *vmap(grad)*: the",
             "  gradient of all that lanes make together, and of each.",
             "- `jit(jax.vmap)`: `jax.vmap` inside `jax.jit`, as a careful user writes it. `jax.vmap`: called as it is.",
