@@ -85,7 +85,8 @@ def count(live: Array) -> Array:
     """
     few = live.size < 1 << 13
     columns = few or live.size >= 1 << 16  # between, XLA would start threads to add up bytes
-    shape = (16 if columns else 1, -1, 32)[: 2 + few]
+    rows = min(16, max(1, -(-live.size // 32))) if columns else 1
+    shape = (rows, -1, 32)[: 2 + few]
     live = live.reshape(-1)
     live = jnp.pad(live, (0, -live.size % (shape[0] * 32))).reshape(shape)
     return jnp.sum(jnp.sum(live, 0, dtype=np.uint8), dtype=np.float32)
