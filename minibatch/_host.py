@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from minibatch._jax import rebind
+from minibatch._jax import is_key, rebind
 
 # Each is equal to another just where its parts are, so that a program compiled with one serves for the other.
 
@@ -35,11 +34,6 @@ class EachLane:
     def lane(self, columns: Sequence[Any], i: int) -> list:
         """The arguments of lane `i`, as arrays of the kind that JAX itself hands to a callback."""
         return [jax.device_put(x[i]) if mapped else x for x, mapped in zip(columns, self.mapped, strict=True)]
-
-
-def is_key(x: Any) -> bool:
-    """Whether `x` holds typed random keys, which NumPy cannot."""
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def empty(aval: Any) -> np.ndarray:

@@ -119,6 +119,7 @@ __all__ = [
     "hide",
     "hoisted",
     "inner_jaxprs",
+    "is_key",
     "is_own_primitive",
     "is_placed",
     "is_ref",
@@ -412,7 +413,7 @@ def passing(name: str) -> Primitive:
     return primitive
 
 
-detach_p = passing("detach")
+detach_p = passing("detach")  # stays in what a map leaves behind, and so is known to derivatives, and to `jax.vmap` around
 _ad.defjvp_zero(detach_p)
 _ad.primitive_transposes[detach_p] = lambda cotangent, x: [Zero(x.aval.to_ct_aval())]
 _batching.primitive_batchers[detach_p] = lambda operands, bdims: (detach_p.bind(*operands), bdims[0])
@@ -799,7 +800,12 @@ def evaluate(jaxpr: Any, args: Sequence[Any]) -> list:
 def dtype_of(x: Any) -> Any:
     """The dtype of `x` if it is an array, of numbers or keys, else None: of references and tokens too."""
     aval = jax.typeof(x) if valid_jaxtype(x) else None
-    return aval.dtype if isinstance(aval, _core.ShapedArray) and jnp.issubdtype(aval.dtype, np.generic) else None
+    return aval.dtype if isinstance(aval, _core.ShapedArray) else None
+
+
+def is_key(x: Any) -> bool:
+    """Whether `x` holds typed random keys, which NumPy cannot."""
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def has_traced_consts(params: Iterable[Any]) -> bool:

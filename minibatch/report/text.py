@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from minibatch import _jax
@@ -70,7 +69,7 @@ def shape(aval: Any, bdim: int | None, size: Any) -> str:
 
 def numbers_of(x: Any) -> Any:
     """The array `x`, or if it is one of keys, the numbers that they are made of."""
-    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+    return jax.random.key_data(x) if _jax.is_key(x) else x
 
 
 def short(x: Any) -> str:

@@ -47,8 +47,7 @@ def _placed(axis: Axis, eqn: Any, bdims: Sequence[int | None], out_bdims: Sequen
 @rule("closed_call eval_jaxpr composite custom_partitioning", anywhere=True, inside=True)
 def inlined(axis: Axis, eqn: Any, *operands: Any) -> list:
     """f(x)   lifts to   the equations of the lifted f. What was said about f as a whole held for one lane of it."""
-    jaxpr = _jax.called(eqn)
-    return batch_jaxpr(axis, jaxpr, operands)
+    return batch_jaxpr(axis, _jax.called(eqn), operands)
 
 
 @rule("compute_on fused_call xla_metadata_call", anywhere=True, inside=True)

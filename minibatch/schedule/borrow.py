@@ -15,7 +15,7 @@ from minibatch._batched import Array, Axis, Batched, front, is_batched, laid, la
 from minibatch._interpreter import fact
 from minibatch._registry import elementwise, rule
 from minibatch.schedule.live import acts
-from minibatch.schedule.updates import lend_p
+from minibatch.schedule.updates import detached, lend_p
 
 
 def choose(which: Array, *cases: Array) -> Array:
@@ -68,12 +68,12 @@ def meant(axis: Axis, jaxpr: Any, taking: Array, operands: Sequence[Any], spared
     if must_borrow(jaxpr, operands):
         return borrow(axis, taking, operands, [use and i not in spared for i, use in enumerate(reads(jaxpr))])
 
-    def detached(x: Batched) -> Batched:
+    def of_those(x: Batched) -> Batched:
         value = front(x)
         return Batched(choose(taking, _jax.detach(value), value), 0)
 
     differ = [is_batched(x) and _differentiable(x.value) and i not in spared for i, x in enumerate(operands)]
-    return [detached(x) if differs else x for x, differs in zip(operands, differ, strict=True)]
+    return [of_those(x) if differs else x for x, differs in zip(operands, differ, strict=True)]
 
 
 def must_borrow(jaxpr: Any, operands: Sequence[Any]) -> bool:
@@ -95,7 +95,7 @@ def differentiable_if_any(taking: Array, operands: Sequence[Any], used: Sequence
     if not any(masked):
         return list(operands)
     taken = jnp.any(taking)
-    return [lax.select_n(taken, _jax.detach(x), x) if mask else x for x, mask in zip(operands, masked, strict=True)]
+    return [detached(taken, x) if mask else x for x, mask in zip(operands, masked, strict=True)]
 
 
 def to_each_lane(axis: Axis, index: Array, operands: Sequence[Any], used: Sequence[bool]) -> tuple[Axis, list]:

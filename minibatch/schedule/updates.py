@@ -99,7 +99,7 @@ def _operand(eqn: Any, i: int) -> int | None:
         origins = {updated(branch)[i] for branch in params["branches"]}
         return 1 + origin if len(origins) == 1 and (origin := origins.pop()) is not None else None
     if name in CALLS:
-        return updated(next(_jax.inner_jaxprs(eqn)))[i]
+        return updated(_jax.called(eqn))[i]
     return None
 
 
